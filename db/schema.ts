@@ -1,0 +1,153 @@
+// The tables as Kysely sees them, one type a table, in the order of migrations/*.sql. bigint and xid8 arrive as text.
+
+import type { ColumnType, Generated, Kysely, Transaction } from 'kysely'
+import type { EventType } from '../domain/events.ts'
+
+type Made = ColumnType<Date, Date | undefined, Date>
+type Json<T> = ColumnType<T, string, string>
+type BigInt = ColumnType<string, number | string, number | string>
+
+export type ReservationState = 'held' | 'confirmed' | 'cancelled' | 'expired'
+
+export type Schema = {
+  events: {
+    id: string
+    name: string
+    starts_at: Date
+    waiting_room: boolean
+    created_at: Made
+  }
+  sections: {
+    event_id: string
+    section_no: number
+    name: string
+    row_count: number | null
+    seats_per_row: number | null
+    first_seat_no: number | null
+    capacity: number
+    price_minor: BigInt
+    currency: string
+  }
+  seats: {
+    event_id: string
+    seat_no: number
+    section_no: number
+    label: string
+    state: Generated<'free' | 'held' | 'sold'>
+    reservation_id: string | null
+  }
+  standing_sections: {
+    event_id: string
+    section_no: number
+    capacity: number
+    held: Generated<number>
+    sold: Generated<number>
+  }
+  reservations: {
+    id: string
+    event_id: string
+    user_id: string
+    section_no: number
+    quantity: number
+    seat_nos: number[] | null
+    state: Generated<ReservationState>
+    version: Generated<number>
+    created_at: Made
+    expires_at: Date
+    settled_at: Date | null
+  }
+  orders: {
+    id: string
+    reservation_id: string
+    event_id: string
+    user_id: string
+    quantity: number
+    total_minor: BigInt
+    currency: string
+    created_at: Made
+  }
+  tickets: {
+    id: string
+    order_id: string
+    event_id: string
+    section_no: number
+    seat_no: number | null
+    code: string
+    created_at: Made
+  }
+  idempotency_records: {
+    key: string
+    fingerprint: string
+    status: number
+    headers: Json<Record<string, string>>
+    body: string
+    created_at: Made
+  }
+  idempotency_locks: {
+    key: string
+    fingerprint: string
+    token: string
+    locked_until: Date
+  }
+  rate_limits: { subject: string; minute: BigInt; count: number }
+  commands: {
+    id: string
+    user_id: string | null
+    method: string
+    path: string
+    body: Json<unknown> | null
+    request_id: string | null
+    created_at: Made
+    finished_at: Date | null
+    status: number | null
+    headers: Json<Record<string, string>> | null
+    response: string | null
+  }
+  outbox: {
+    slot: number
+    txid: Generated<string>
+    id: Generated<string>
+    message_id: string
+    type: EventType
+    subject: string
+    sequence: number
+    data: Json<Record<string, unknown>>
+    request_id: string | null
+    created_at: Made
+  }
+  outbox_cursors: {
+    slot: number
+    txid: Generated<string>
+    id: Generated<string>
+    relayed: Generated<string>
+  }
+  inbox_processed: { consumer: string; message_id: string; processed_at: Made }
+  users: {
+    id: string
+    email: string | null
+    locale: Generated<string>
+    created_at: Made
+    updated_at: Made
+  }
+  devices: { user_id: string; kind: 'token' | 'fid'; value: string; created_at: Made }
+  purchase_windows: {
+    event_id: string
+    user_id: string
+    session_token: string
+    expires_at: Date
+  }
+  quotas: {
+    id: string
+    event_id: string
+    user_id: string
+    quantity: number
+    expires_at: Date | null
+    created_at: Made
+  }
+  webhook_events: { provider: string; id: string; payload: Json<unknown>; received_at: Made }
+}
+
+/** The pool: each statement its own transaction. */
+export type Db = Kysely<Schema>
+/** Inside a transaction. */
+export type Tx = Transaction<Schema>

@@ -1,0 +1,89 @@
+// transaction(): the one way to write. SERIALIZABLE with an 8 s lock_timeout, the whole function run again on a lock
+// timeout, a deadlock or a serialization failure, and on nothing else. The function must therefore have no effect
+// outside the database.
+
+import { setTimeout as sleep } from 'node:timers/promises'
+import { AbortedTransactionError, type IsolationLevel, sql } from 'kysely'
+import { AppError } from '../domain/errors.ts'
+import { retriedSqlStates, transactionAttemptsMax, transactionDelayMs } from '../domain/retries.ts'
+import type { Db, Tx } from './schema.ts'
+
+export const lockTimeout = '8s'
+
+export type TransactionOptions = {
+  maxAttempts?: number
+  isolation?: IsolationLevel
+  /** For tests: the wait between attempts, and the dice. */
+  wait?: (ms: number) => Promise<unknown>
+  random?: () => number
+}
+
+/**
+ * The connection broke while COMMIT was under way: the transaction may or may not have taken place. Whoever has an
+ * idempotency record reads it to know.
+ */
+export class CommitUnknown extends Error {
+  constructor(cause: unknown) {
+    super('the connection was lost during COMMIT: the outcome is unknown', { cause })
+    this.name = 'CommitUnknown'
+  }
+}
+
+export function sqlState(error: unknown): string | undefined {
+  const code = (error as { code?: unknown } | null)?.code
+  return typeof code === 'string' && /^[0-9A-Z]{5}$/.test(code) ? code : undefined
+}
+
+/**
+ * Runs `fn` in a transaction and gives what it gives.
+ * @throws AppError LOCK_TIMEOUT when the last attempt met a conflict too
+ * @throws CommitUnknown when the answer to COMMIT was lost
+ */
+export async function transaction<T>(
+  db: Db,
+  fn: (tx: Tx) => Promise<T>,
+  options: TransactionOptions = {},
+): Promise<T> {
+  const { maxAttempts = transactionAttemptsMax, wait = sleep, random = Math.random } = options
+  for (let attempt = 1; ; attempt++) {
+    try {
+      return await attemptOnce(db, fn, options.isolation ?? 'serializable')
+    } catch (error) {
+      if (!retriedSqlStates.has(sqlState(error) ?? '')) throw error
+      if (attempt >= maxAttempts) {
+        throw new AppError(
+          'LOCK_TIMEOUT',
+          `gave up after ${attempt} attempts: the rows are contended`,
+          { retryAfterMs: 1000 },
+          { cause: error },
+        )
+      }
+      await wait(transactionDelayMs(attempt, random()))
+    }
+  }
+}
+
+async function attemptOnce<T>(db: Db, fn: (tx: Tx) => Promise<T>, isolation: IsolationLevel) {
+  const tx = await db.startTransaction().setIsolationLevel(isolation).execute()
+  let result: T
+  try {
+    await sql`set local lock_timeout = ${sql.lit(lockTimeout)}`.execute(tx)
+    result = await fn(tx)
+  } catch (error) {
+    await tx
+      .rollback()
+      .execute()
+      .catch(() => {})
+    throw error
+  }
+  try {
+    await tx.commit().execute()
+    return result
+  } catch (error) {
+    // An answer with an SQLSTATE outside class 08 and 57 is Postgres's word that nothing was committed.
+    const state = sqlState(error)
+    if (error instanceof AbortedTransactionError) throw error
+    if (state !== undefined && !/^(08|57)/.test(state)) throw error
+    throw new CommitUnknown(error)
+  }
+}

@@ -1,0 +1,70 @@
+// The catalogue of domain events: each type with its data, and the CloudEvents 1.0 envelope they travel in.
+// Written to the outbox in the transaction that makes them true; a consumer sees them at least once, in order of
+// `sequence` for one subject.
+
+export type Money = { amount_minor: number; currency: string }
+
+export type ReservationData = {
+  reservation_id: string
+  event_id: string
+  user_id: string
+  section: string
+  quantity: number
+  seats?: string[]
+}
+
+export type TicketData = { ticket_id: string; seat?: string; code: string }
+
+export type OrderData = {
+  order_id: string
+  reservation_id: string
+  event_id: string
+  event_name: string
+  starts_at: string
+  user_id: string
+  section: string
+  quantity: number
+  seats?: string[]
+  total: Money
+}
+
+export type EventData = {
+  'reservation.held': ReservationData & { expires_at: string }
+  'reservation.confirmed': ReservationData & { order_id: string }
+  'reservation.cancelled': ReservationData
+  'reservation.expired': ReservationData
+  /** Subject: the order. */
+  'order.completed': OrderData
+  /** All tickets of one order. Subject: the order. */
+  'ticket.generated': OrderData & { tickets: TicketData[] }
+}
+
+export type EventType = keyof EventData
+
+/** An event on its way into the outbox. */
+export type NewEvent = {
+  [T in EventType]: {
+    messageId: string
+    type: T
+    /** The aggregate's id. */
+    subject: string
+    /** Counts the aggregate's events from 1. */
+    sequence: number
+    data: EventData[T]
+    requestId?: string | undefined
+  }
+}[EventType]
+
+/** https://github.com/cloudevents/spec/blob/v1.0.2/cloudevents/spec.md; sequence and requestid are extensions. */
+export type CloudEvent<T extends EventType = EventType> = {
+  specversion: '1.0'
+  id: string
+  source: '/flotilla'
+  type: T
+  subject: string
+  time: string
+  datacontenttype: 'application/json'
+  sequence: string
+  requestid?: string
+  data: EventData[T]
+}
