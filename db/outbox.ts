@@ -1,0 +1,174 @@
+// The outbox: domain events written in the transaction that makes them true, read once by the relay in commit order,
+// pruned behind it. Append only. A reader stays below the oldest transaction still writing, because an id order is not
+// a commit order; within one aggregate the order (txid, id) is the order of the commits, since every writer is
+// SERIALIZABLE and updates the aggregate's row: its snapshot, and so its txid, is younger than its predecessor's commit.
+
+import { sql } from 'kysely'
+import type { CloudEvent, EventType, NewEvent } from '../domain/events.ts'
+import type { Db, Tx } from './schema.ts'
+import { transaction } from './transaction.ts'
+
+/** As many as 0001_foundation.sql made cursors. */
+const slotCount = 16
+/** Slots one relay takes at a time: others find some left. */
+const slotsMax = 4
+
+/** FNV-1a: which slot an aggregate's events go through. One relay at a time reads a slot, so order is kept in it. */
+export function slotOf(subject: string): number {
+  let hash = 0x811c9dc5
+  for (let i = 0; i < subject.length; i++) {
+    hash = Math.imul(hash ^ subject.charCodeAt(i), 0x01000193)
+  }
+  return (hash >>> 0) % slotCount
+}
+
+/** Appends events, in one statement, in their order. Part of the hot hold: arrays, not rows, and nothing is read. */
+export async function writeEvents(tx: Tx, events: readonly NewEvent[]): Promise<void> {
+  if (events.length === 0) return
+  await sql`
+    insert into outbox (slot, message_id, type, subject, sequence, data, request_id)
+    select * from unnest(
+      ${events.map((event) => slotOf(event.subject))}::int[],
+      ${events.map((event) => event.messageId)}::uuid[],
+      ${events.map((event) => event.type)}::text[],
+      ${events.map((event) => event.subject)}::text[],
+      ${events.map((event) => event.sequence)}::int[],
+      ${events.map((event) => JSON.stringify(event.data))}::jsonb[],
+      ${events.map((event) => event.requestId ?? null)}::text[]
+    )`.execute(tx)
+}
+
+type Row = {
+  slot: number
+  txid: string
+  id: string
+  message_id: string
+  type: EventType
+  subject: string
+  sequence: number
+  data: CloudEvent['data']
+  request_id: string | null
+  created_at: Date
+}
+
+/**
+ * Hands the next events of a few free slots to `publish` and moves their cursors, all in one transaction: when it
+ * throws, nothing was relayed. READ COMMITTED, as a serializable reader would make the writers fail. Locks cursors in
+ * any order, skipping taken ones; reads by the primary key (slot, txid, id).
+ * @returns how many events were relayed
+ */
+export async function relayEvents(
+  db: Db,
+  publish: (tx: Tx, events: CloudEvent[]) => Promise<void>,
+  batchMax: number,
+): Promise<number> {
+  return await transaction(
+    db,
+    async (tx) => {
+      const rows = await takeEvents(tx, Math.ceil(batchMax / slotsMax))
+      if (rows.length === 0) return 0
+      await publish(tx, rows.map(toCloudEvent))
+      await moveCursors(tx, rows)
+      return rows.length
+    },
+    { isolation: 'read committed' },
+  )
+}
+
+async function takeEvents(tx: Tx, perSlotMax: number): Promise<Row[]> {
+  const { rows } = await sql<Row>`
+    with taken as materialized (
+      select c.slot, c.txid, c.id from outbox_cursors c
+      where exists (
+        select from outbox o where o.slot = c.slot and (o.txid, o.id) > (c.txid, c.id)
+          and o.txid < pg_snapshot_xmin(pg_current_snapshot())
+      )
+      order by random() limit ${slotsMax} for update skip locked
+    )
+    select e.* from taken t cross join lateral (
+      select o.slot, o.txid, o.id, o.message_id, o.type, o.subject, o.sequence, o.data,
+        o.request_id, o.created_at
+      from outbox o where o.slot = t.slot and (o.txid, o.id) > (t.txid, t.id)
+        and o.txid < pg_snapshot_xmin(pg_current_snapshot())
+      order by o.txid, o.id limit ${perSlotMax}
+    ) e
+    order by e.slot, e.txid, e.id`.execute(tx)
+  return rows
+}
+
+/** Rows come in the order of their slots: the last of a slot is where its cursor goes. */
+async function moveCursors(tx: Tx, rows: Row[]): Promise<void> {
+  const last = new Map<number, { txid: string; id: string; count: number }>()
+  for (const { slot, txid, id } of rows) {
+    last.set(slot, { txid, id, count: (last.get(slot)?.count ?? 0) + 1 })
+  }
+  const moved = [...last.values()]
+  await sql`
+    update outbox_cursors c set txid = m.txid, id = m.id, relayed = c.relayed + m.count
+    from unnest(${[...last.keys()]}::int[], ${moved.map((m) => m.txid)}::xid8[],
+      ${moved.map((m) => m.id)}::bigint[], ${moved.map((m) => m.count)}::bigint[])
+      as m (slot, txid, id, count)
+    where c.slot = m.slot`.execute(tx)
+}
+
+function toCloudEvent(row: Row): CloudEvent {
+  return {
+    specversion: '1.0',
+    id: row.message_id,
+    source: '/flotilla',
+    type: row.type,
+    subject: row.subject,
+    time: row.created_at.toISOString(),
+    datacontenttype: 'application/json',
+    sequence: String(row.sequence),
+    ...(row.request_id === null ? {} : { requestid: row.request_id }),
+    data: row.data,
+  }
+}
+
+/**
+ * Deletes relayed rows older than `keepSeconds`, the oldest of each slot first.
+ * @returns how many went; fewer than asked when the rest is young
+ */
+export async function pruneOutbox(
+  db: Db,
+  { keepSeconds = 3 * 86_400, batchMax = 1600 } = {},
+): Promise<number> {
+  // The limit is inside the age check: a slot whose oldest rows are young is not read further.
+  const result = await sql`
+    delete from outbox o using (
+      select r.slot, r.txid, r.id from outbox_cursors c cross join lateral (
+        select o.slot, o.txid, o.id, o.created_at from outbox o
+        where o.slot = c.slot and (o.txid, o.id) <= (c.txid, c.id)
+        order by o.txid, o.id limit ${Math.ceil(batchMax / slotCount)}
+      ) r
+      where r.created_at < clock_timestamp() - ${keepSeconds} * interval '1 second'
+    ) old
+    where o.slot = old.slot and o.txid = old.txid and o.id = old.id`.execute(db)
+  return Number(result.numAffectedRows ?? 0)
+}
+
+export type OutboxLag = {
+  /** Events not relayed yet, counted up to 160,000. */
+  rows: number
+  /** Age of the oldest of them, seconds. */
+  seconds: number
+  /** Age of the oldest transaction that holds a transaction id: nothing younger can be relayed. */
+  horizonSeconds: number
+}
+
+export async function readOutboxLag(db: Db): Promise<OutboxLag> {
+  const { rows } = await sql<OutboxLag>`
+    select coalesce(sum(n), 0)::int as rows,
+      coalesce(extract(epoch from clock_timestamp() - min(oldest)), 0)::float8 as seconds,
+      (select coalesce(extract(epoch from clock_timestamp() - min(xact_start)), 0)::float8
+        from pg_stat_activity where backend_xid is not null) as "horizonSeconds"
+    from outbox_cursors c cross join lateral (
+      select count(*) as n, min(created_at) as oldest from (
+        select o.created_at from outbox o
+        where o.slot = c.slot and (o.txid, o.id) > (c.txid, c.id)
+        order by o.txid, o.id limit 10000
+      ) waiting
+    ) s`.execute(db)
+  return rows[0] ?? { rows: 0, seconds: 0, horizonSeconds: 0 }
+}
