@@ -8,6 +8,9 @@ export type StoredResponse = {
   body: string
 }
 
+/** An answer with the fingerprint of the request it answered. */
+export type StoredRecord = { fingerprint: string; response: StoredResponse }
+
 /** How long a record answers replays (fixed). */
 export const recordSeconds = 48 * 3600
 /** How long a lock outlives a holder that died (fixed). */

@@ -52,3 +52,34 @@ export function retryAfterMs(
   const share = current > 0 ? Math.max(0, 1 - (perMinute - 1) / current) : 0
   return Math.max(1, Math.ceil(60_000 - intoMs + 60_000 * share))
 }
+
+/** The answer where a limit is turned off. */
+export const unlimited: Taken = { granted: true, remaining: Infinity, retryAfterMs: 0 }
+
+/** The answers to `want` requests that came together, in their order; `current` is the count before the first. */
+export function share(
+  want: number,
+  perMinute: number,
+  current: number,
+  previous: number,
+  nowMs: number,
+): Taken[] {
+  const left = grantable(Infinity, perMinute, current, previous, nowMs)
+  const granted = Math.min(want, left)
+  const full = retryAfterMs(perMinute, current + granted, previous, nowMs)
+  return Array.from({ length: want }, (_, i) => {
+    const remaining = Math.max(0, left - i - 1)
+    return { granted: i < granted, remaining, retryAfterMs: remaining > 0 ? 0 : full }
+  })
+}
+
+/** Requests of one group by subject, with their places in it. A subject has one limit at a time. */
+export function bySubject(limits: readonly Limit[]): (Limit & { places: number[] })[] {
+  const subjects = new Map<string, Limit & { places: number[] }>()
+  limits.forEach((limit, place) => {
+    const known = subjects.get(limit.subject)
+    if (known === undefined) subjects.set(limit.subject, { ...limit, places: [place] })
+    else known.places.push(place)
+  })
+  return [...subjects.values()]
+}
