@@ -34,6 +34,19 @@ export function sqlState(error: unknown): string | undefined {
   return typeof code === 'string' && /^[0-9A-Z]{5}$/.test(code) ? code : undefined
 }
 
+const networkFaults = new Set(['ECONNREFUSED', 'ECONNRESET', 'EPIPE', 'ETIMEDOUT', 'ENOTFOUND'])
+
+/** Whether an error says that Postgres could not be reached or hung up, rather than what it thought of a statement. */
+export function isConnectionLost(error: unknown): boolean {
+  const state = sqlState(error)
+  if (state !== undefined) return /^(08|57P)/.test(state) || state === '53300'
+  if (networkFaults.has(String((error as { code?: unknown } | null)?.code))) return true
+  return (
+    error instanceof Error &&
+    /Connection terminated|connection error|trying to connect|not queryable/i.test(error.message)
+  )
+}
+
 /**
  * Runs `fn` in a transaction and gives what it gives.
  * @throws AppError LOCK_TIMEOUT when the last attempt met a conflict too

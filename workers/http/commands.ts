@@ -1,0 +1,222 @@
+// Carries out the writes of the API: each in one SERIALIZABLE transaction with its events and its receipt, holds of one
+// event and changes of reservations in groups. It answers with what was decided; what was not decided (a conflict that
+// would not end, a lost connection) is thrown as an AppError, and nothing is stored.
+
+import { analyzeSeats, createEvent, type NewEvent } from '../../db/events.ts'
+import { createGroup, createLanes } from '../../db/group.ts'
+import { type Held, type Hold, holdPlaces } from '../../db/holds.ts'
+import { confirmReservations, type Order } from '../../db/orders.ts'
+import { type Receipt, ReceiptTaken, readReceipt, saveReceipts } from '../../db/receipts.ts'
+import {
+  type Change,
+  cancelReservations,
+  type Reservation,
+  type ReservationBody,
+  toBody,
+} from '../../db/reservations.ts'
+import type { Db, Tx } from '../../db/schema.ts'
+import { CommitUnknown, isConnectionLost, transaction } from '../../db/transaction.ts'
+import { type PutUser, putUser } from '../../db/users.ts'
+import { AppError } from '../../domain/errors.ts'
+import type { StoredResponse } from '../../domain/idempotency.ts'
+import { problem } from './problem.ts'
+
+type Requested = { requestId?: string | undefined }
+
+export type Command =
+  | ({ name: 'createReservation'; eventId: string } & Hold)
+  | ({ name: 'confirmReservation' | 'cancelReservation' } & Change)
+  | ({ name: 'createEvent'; event: NewEvent } & Requested)
+  | ({ name: 'putUser' } & PutUser & Requested)
+
+export type Commands = {
+  /**
+   * Runs a command once. Its receipt commits with its effect, so that a second run gives the first one's answer.
+   * @throws AppError OVERLOADED, LOCK_TIMEOUT, OUTCOME_UNKNOWN: nothing was decided, or nobody knows yet
+   */
+  run(command: Command, receipt: Receipt): Promise<StoredResponse>
+}
+
+export type CommandOptions = {
+  db: Db
+  /** RESERVATION_TTL, seconds. */
+  ttlSeconds: number
+  /** Commands of one transaction at most. */
+  groupMax?: number
+}
+
+type Task<C> = { command: C; receipt: Receipt }
+
+export function createCommands({ db, ttlSeconds, groupMax = 256 }: CommandOptions): Commands {
+  const holdLanes = (patient: boolean) =>
+    createLanes<Task<Hold & { eventId: string }>, StoredResponse | 'undecided'>({
+      groupMax,
+      divides,
+      commit: (tasks) =>
+        transaction(db, async (tx) => {
+          const { eventId } = tasks[0]!.command
+          const holds = tasks.map((task) => task.command)
+          const outcomes = await holdPlaces(tx, holds, { eventId, ttlSeconds, patient })
+          const answers = outcomes.map((outcome) =>
+            outcome === 'undecided' ? outcome : respond(outcome, heldBody, 201),
+          )
+          await saveAnswers(tx, tasks, answers)
+          return answers
+        }),
+    })
+  const changes = <T>(
+    change: (tx: Tx, changes: Change[]) => Promise<(T | AppError)[]>,
+    body: (outcome: T) => object,
+  ) =>
+    createGroup<Task<Change>, StoredResponse>({
+      groupMax,
+      divides,
+      commit: (tasks) =>
+        transaction(db, async (tx) => {
+          const commands = tasks.map((task) => task.command)
+          const outcomes = await change(tx, commands)
+          const answers = outcomes.map((outcome) => respond(outcome, body, 200))
+          await saveAnswers(tx, tasks, answers)
+          return answers
+        }),
+    })
+  const quick = holdLanes(false)
+  const patient = holdLanes(true)
+  const confirms = changes(confirmReservations, orderBody)
+  const cancels = changes(cancelReservations, toBody)
+
+  async function hold(task: Task<Hold & { eventId: string }>): Promise<StoredResponse> {
+    const { eventId } = task.command
+    const answer = await quick.run(eventId, task)
+    if (answer !== 'undecided') return answer
+    const second = await patient.run(eventId, task)
+    if (second !== 'undecided') return second
+    throw new AppError('LOCK_TIMEOUT', 'the last places are being bought by others just now', {
+      retryAfterMs: 1000,
+    })
+  }
+
+  /** A command that is not hot: its own transaction. */
+  function single<T>(
+    task: Task<Command>,
+    effect: (tx: Tx) => Promise<T>,
+    body: (made: T) => object,
+  ) {
+    return transaction(db, async (tx) => {
+      const made = await effect(tx)
+      const answer = json(task.command.name === 'createEvent' ? 201 : 200, body(made))
+      await saveAnswers(tx, [task], [answer])
+      return answer
+    })
+  }
+
+  async function dispatch(command: Command, receipt: Receipt): Promise<StoredResponse> {
+    switch (command.name) {
+      case 'createReservation':
+        return await hold({ command, receipt })
+      case 'confirmReservation':
+        return await confirms.run({ command, receipt })
+      case 'cancelReservation':
+        return await cancels.run({ command, receipt })
+      case 'createEvent': {
+        const answer = await single(
+          { command, receipt },
+          (tx) => createEvent(tx, command.event),
+          (id) => ({ event_id: id }),
+        )
+        await analyzeSeats(db)
+        return answer
+      }
+      case 'putUser':
+        return await single(
+          { command, receipt },
+          (tx) => putUser(tx, command),
+          (user) => user,
+        )
+    }
+  }
+
+  return {
+    async run(command, receipt) {
+      try {
+        return await dispatch(command, receipt)
+      } catch (error) {
+        if (error instanceof ReceiptTaken || error instanceof CommitUnknown) {
+          return await settleByReceipt(db, receipt, error)
+        }
+        throw error
+      }
+    },
+  }
+}
+
+/** Another transaction answered this request, or ours did and the connection broke: the receipt knows. */
+async function settleByReceipt(db: Db, receipt: Receipt, cause: Error): Promise<StoredResponse> {
+  const found = await readReceipt(db, receipt).catch(() => undefined)
+  if (found === 'reused') {
+    throw new AppError(
+      'IDEMPOTENCY_KEY_REUSED',
+      'this Idempotency-Key was used for another request: make a new one for each',
+    )
+  }
+  if (found === undefined) {
+    throw new AppError(
+      'OUTCOME_UNKNOWN',
+      'whether the write took place is not known yet: repeat it with the same Idempotency-Key',
+      { retryAfterMs: 2000 },
+      { cause },
+    )
+  }
+  const replayed = cause instanceof ReceiptTaken
+  return replayed
+    ? { ...found, headers: { ...found.headers, 'idempotent-replayed': 'true' } }
+    : found
+}
+
+/** What may be one member's fault: neither contention, nor a full line, nor the connection. */
+const divides = (error: unknown) =>
+  !(error instanceof AppError) && !(error instanceof CommitUnknown) && !isConnectionLost(error)
+
+async function saveAnswers(
+  tx: Tx,
+  tasks: readonly { receipt: Receipt }[],
+  answers: readonly (StoredResponse | 'undecided')[],
+): Promise<void> {
+  await saveReceipts(
+    tx,
+    tasks.flatMap(({ receipt }, i) => {
+      const response = answers[i]!
+      return response === 'undecided' ? [] : [{ receipt, response }]
+    }),
+  )
+}
+
+const respond = <T>(outcome: T | AppError, body: (outcome: T) => object, status: number) =>
+  outcome instanceof AppError ? problem(outcome) : json(status, body(outcome))
+
+const json = (status: number, body: object): StoredResponse => ({
+  status,
+  headers: { 'content-type': 'application/json; charset=utf-8' },
+  body: JSON.stringify(body),
+})
+
+const heldBody = (held: Held): ReservationBody => ({
+  reservation_id: held.reservationId,
+  event_id: held.eventId,
+  status: 'held',
+  section: held.section,
+  quantity: held.quantity,
+  ...(held.seats && { seats: held.seats }),
+  expires_at: held.expiresAt.toISOString(),
+})
+
+const orderBody = ({ id, reservation, totalMinor, tickets }: Order) => ({
+  ...toBody(reservation as Reservation),
+  order_id: id,
+  total: { amount_minor: totalMinor, currency: reservation.currency },
+  tickets: tickets.map((ticket) => ({
+    ticket_id: ticket.id,
+    ...(ticket.seat !== undefined && { seat: ticket.seat }),
+    code: ticket.code,
+  })),
+})
