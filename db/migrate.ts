@@ -8,12 +8,13 @@ import { join } from 'node:path'
 import { sql } from 'kysely'
 import { type Migration, Migrator } from 'kysely/migration'
 import pg from 'pg'
+import { installJobs } from './jobs.ts'
 import { openDatabase } from './open.ts'
 import type { Db } from './schema.ts'
 
 export type MigrateOptions = {
   url: string
-  /** Told of each migration applied, and of the job table. */
+  /** Told of each migration applied. */
   onStep?: (line: string) => void
   /** For tests: another folder of migrations. */
   folder?: string
@@ -75,7 +76,9 @@ export async function migrate({ url, onStep, folder }: MigrateOptions): Promise<
     await lock.query('select pg_advisory_lock($1)', [lockKey])
     const database = openDatabase({ url, name: 'migrate', poolMax: 2 })
     try {
-      return await applyMissing(database.db, folder ?? migrationsFolder, onStep)
+      const applied = await applyMissing(database.db, folder ?? migrationsFolder, onStep)
+      await installJobs(database.pool)
+      return applied
     } finally {
       await database.close()
     }
