@@ -1,0 +1,96 @@
+// Writes asked for with Prefer: respond-async. A row, its job and the receipt of the 202 come to be in one transaction;
+// the answer is written into the row by db/receipts.ts, in the transaction of the effect. A row is never run twice: it
+// is done once it has a status.
+
+import type { StoredResponse } from '../domain/idempotency.ts'
+import type { Jobs } from './jobs.ts'
+import { type Receipt, saveReceipts } from './receipts.ts'
+import type { Db } from './schema.ts'
+import { transaction } from './transaction.ts'
+
+export type NewCommand = {
+  id: string
+  /** Who asked and may see the outcome; undefined: an internal program. */
+  userId: string | undefined
+  method: string
+  path: string
+  /** What the runner is handed back: plain JSON. */
+  command: object
+  requestId: string
+}
+
+/** The data of a job in the queue `commands`. */
+export type CommandJob = { command_id: string }
+
+/**
+ * Makes a durable job of a command, and `accepted` the answer under its idempotency key.
+ * @throws ReceiptTaken when the request was answered before
+ */
+export async function enqueueCommand(
+  db: Db,
+  jobs: Jobs,
+  command: NewCommand,
+  receipt: Receipt,
+  accepted: StoredResponse,
+): Promise<void> {
+  await transaction(db, async (tx) => {
+    await tx
+      .insertInto('commands')
+      .values({
+        id: command.id,
+        user_id: command.userId ?? null,
+        method: command.method,
+        path: command.path,
+        body: JSON.stringify(command.command),
+        request_id: command.requestId,
+      })
+      .execute()
+    const data: CommandJob = { command_id: command.id }
+    await jobs.send(tx, 'commands', [{ id: command.id, data }])
+    await saveReceipts(tx, [{ receipt, response: accepted }])
+  })
+}
+
+/** The command to run, or undefined when there is none or it is done. */
+export async function readPending(db: Db, id: string): Promise<unknown> {
+  const row = await db
+    .selectFrom('commands')
+    .select('body')
+    .where('id', '=', id)
+    .where('status', 'is', null)
+    .executeTakeFirst()
+  return row?.body ?? undefined
+}
+
+/** The answer of a command that ended without an effect. One that was answered meanwhile keeps its answer. */
+export async function closeCommand(db: Db, id: string, response: StoredResponse): Promise<void> {
+  await db
+    .updateTable('commands')
+    .set((eb) => ({
+      status: response.status,
+      headers: JSON.stringify(response.headers),
+      response: response.body,
+      finished_at: eb.fn<Date>('clock_timestamp'),
+    }))
+    .where('id', '=', id)
+    .where('status', 'is', null)
+    .execute()
+}
+
+export type CommandOutcome = { userId: string | undefined; response: StoredResponse | undefined }
+
+/** Whose a command is and what it was answered; no response: still pending. */
+export async function readOutcome(db: Db, id: string): Promise<CommandOutcome | undefined> {
+  const row = await db
+    .selectFrom('commands')
+    .select(['user_id', 'status', 'headers', 'response'])
+    .where('id', '=', id)
+    .executeTakeFirst()
+  if (row === undefined) return undefined
+  const { user_id, status, headers, response } = row
+  return {
+    userId: user_id ?? undefined,
+    response:
+      status === null ? undefined : { status, headers: headers ?? {}, body: response ?? '' },
+  }
+}

@@ -1,0 +1,199 @@
+// The shapes of bodies, parameters and answers as JSON Schema: bodies and parameters are checked against them, the
+// OpenAPI page shows them. `description` finishes the sentence "must be …" that a caller is told. Plain objects, typed
+// through TypeBox's Static: its builder would cost the process 20 MB at run time.
+
+import type { Static } from 'typebox'
+import { capacityMax, quantityMax } from '../../domain/seats.ts'
+
+const uuidPattern = '^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$'
+/** Neither control characters nor halves of surrogate pairs, which Postgres cannot keep; some of it visible. */
+const linePattern = '^[^\\p{Cc}\\p{Cs}]*[^\\p{Cc}\\p{Cs}\\s][^\\p{Cc}\\p{Cs}]*$'
+
+const uuid = { type: 'string', pattern: uuidPattern, description: 'a UUID' } as const
+const time = { type: 'string', format: 'date-time' } as const
+const line = (maxLength: number, description: string) =>
+  ({ type: 'string', minLength: 1, maxLength, pattern: linePattern, description }) as const
+const sectionName = line(64, 'the name of a section: 1 to 64 visible characters')
+const seat = {
+  type: 'string',
+  maxLength: 80,
+  pattern: '^[^\\p{Cc}\\p{Cs}]{1,64}-[1-9][0-9]{0,5}-[1-9][0-9]{0,5}$',
+  description: 'a seat as section-row-number, such as A-1-2',
+} as const
+const whole = (minimum: number, maximum: number) =>
+  ({
+    type: 'integer',
+    minimum,
+    maximum,
+    description: `a whole number from ${minimum} to ${maximum}`,
+  }) as const
+
+export const idParams = {
+  type: 'object',
+  required: ['id'],
+  properties: { id: uuid },
+} as const
+
+/** Lower case: one text for one id. */
+export const isUuid = (text: string): boolean => uuidRegExp.test(text)
+const uuidRegExp = new RegExp(uuidPattern)
+
+/** The length of a user id in a path; what it may hold is the identity provider's affair. */
+export const userParams = {
+  type: 'object',
+  required: ['id'],
+  properties: { id: line(255, 'a user id of 1 to 255 characters') },
+} as const
+
+export const newReservation = {
+  type: 'object',
+  additionalProperties: false,
+  required: ['event_id'],
+  properties: {
+    event_id: uuid,
+    quantity: whole(1, quantityMax),
+    seats: {
+      type: 'array',
+      items: seat,
+      minItems: 1,
+      maxItems: quantityMax,
+      uniqueItems: true,
+      description: `a list of 1 to ${quantityMax} different seats`,
+    },
+    section: sectionName,
+  },
+  oneOf: [{ required: ['quantity'] }, { required: ['seats'] }],
+} as const
+export type NewReservation = {
+  event_id: string
+  quantity?: number
+  seats?: string[]
+  section?: string
+}
+
+const priced = {
+  name: sectionName,
+  price_minor: whole(0, 1_000_000_000),
+  currency: { type: 'string', pattern: '^[A-Z]{3}$', description: 'a currency such as EUR' },
+} as const
+
+export const newEvent = {
+  type: 'object',
+  additionalProperties: false,
+  required: ['name', 'starts_at', 'sections'],
+  properties: {
+    name: line(200, 'a name of 1 to 200 visible characters'),
+    starts_at: { ...time, description: 'a time such as 2026-07-01T19:30:00Z' },
+    waiting_room: { type: 'boolean', default: false, description: 'true or false' },
+    sections: {
+      type: 'array',
+      minItems: 1,
+      maxItems: 200,
+      description: 'a list of 1 to 200 sections',
+      items: {
+        type: 'object',
+        additionalProperties: false,
+        required: ['name', 'price_minor', 'currency'],
+        properties: {
+          ...priced,
+          rows: whole(1, 1000),
+          seats_per_row: whole(1, 1000),
+          capacity: whole(1, capacityMax),
+        },
+        oneOf: [{ required: ['rows', 'seats_per_row'] }, { required: ['capacity'] }],
+        dependentRequired: { rows: ['seats_per_row'], seats_per_row: ['rows'] },
+      },
+    },
+  },
+} as const
+export type NewEventBody = {
+  name: string
+  starts_at: string
+  waiting_room?: boolean
+  sections: {
+    name: string
+    price_minor: number
+    currency: string
+    rows?: number
+    seats_per_row?: number
+    capacity?: number
+  }[]
+}
+
+export const userChange = {
+  type: 'object',
+  additionalProperties: false,
+  properties: {
+    email: { type: 'string', format: 'email', maxLength: 254, description: 'an e-mail address' },
+    locale: {
+      type: 'string',
+      maxLength: 35,
+      pattern: '^[A-Za-z]{2,8}(-[A-Za-z0-9]{1,8})*$',
+      description: 'a language tag such as en or pt-BR',
+    },
+    devices: {
+      type: 'array',
+      maxItems: 20,
+      uniqueItems: true,
+      description: 'a list of at most 20 different devices',
+      items: {
+        type: 'object',
+        additionalProperties: false,
+        properties: {
+          token: line(4096, 'an FCM registration token'),
+          fid: line(256, 'a Firebase installation id'),
+        },
+        oneOf: [{ required: ['token'] }, { required: ['fid'] }],
+      },
+    },
+  },
+} as const
+export type UserChange = Static<typeof userChange>
+
+/** Of writes that take no body: `{}` is let through. */
+export const noBody = { type: 'object', additionalProperties: false, properties: {} } as const
+
+export const reservation = {
+  type: 'object',
+  properties: {
+    reservation_id: uuid,
+    event_id: uuid,
+    status: { type: 'string', enum: ['held', 'confirmed', 'cancelled', 'expired'] },
+    section: { type: 'string' },
+    quantity: { type: 'integer' },
+    seats: { type: 'array', items: { type: 'string' }, description: 'none in a standing section' },
+    expires_at: time,
+    order_id: { ...uuid, description: 'once confirmed' },
+  },
+} as const
+
+export const event = {
+  type: 'object',
+  properties: {
+    event_id: uuid,
+    name: { type: 'string' },
+    starts_at: time,
+    waiting_room: { type: 'boolean' },
+    sections: {
+      type: 'array',
+      items: {
+        type: 'object',
+        properties: {
+          name: { type: 'string' },
+          capacity: { type: 'integer' },
+          available: { type: 'integer', description: 'neither held nor sold' },
+        },
+      },
+    },
+  },
+} as const
+
+export const eventCreated = { type: 'object', properties: { event_id: uuid } } as const
+export const commandPending = {
+  type: 'object',
+  properties: { status: { type: 'string', enum: ['pending'] } },
+} as const
+export const commandAccepted = {
+  type: 'object',
+  properties: { command_id: uuid, status: { type: 'string', enum: ['pending'] } },
+} as const
