@@ -1,0 +1,32 @@
+// fleet bench: runs bench/<name>.ts with the arguments that follow its name.
+
+import { readdirSync } from 'node:fs'
+import { join } from 'node:path'
+import { type Command, known } from './program.ts'
+import { root } from './workers.ts'
+
+const folder = join(root, 'bench')
+
+export const bench: Command<{ name: string }> = (context) => ({
+  command: 'bench <name> [arguments..]',
+  describe: 'run one of bench/*.ts; what follows its name is passed on',
+  builder: (yargs) =>
+    yargs
+      .positional('name', { type: 'string', demandOption: true, describe: names().join(', ') })
+      .parserConfiguration({ 'unknown-options-as-args': true }),
+  handler: ({ name }) => {
+    known(
+      'bench',
+      name,
+      names().map((one) => ({ name: one })),
+    )
+    const rest = context.argv.slice(context.argv.indexOf(name) + 1)
+    context.become([join(folder, `${name}.ts`), ...rest], context.env)
+  },
+})
+
+const names = (): string[] =>
+  readdirSync(folder)
+    .filter((file) => file.endsWith('.ts'))
+    .map((file) => file.slice(0, -'.ts'.length))
+    .sort()

@@ -1,0 +1,27 @@
+// Which database a command works on: DATABASE_URL, else the embedded one of the data folder.
+
+import { findEmbedded } from '../db/embedded.ts'
+import { commonSettings, type Environment, readConfig } from '../workers/config.ts'
+import { dataDirOf, Exit } from './program.ts'
+
+/** DATABASE_URL or its file; undefined: the embedded one is meant. @throws ConfigError */
+export function givenDatabase(env: Environment): string | undefined {
+  if (!env.DATABASE_URL && !env.DATABASE_URL_FILE) return undefined
+  return readConfig({ DATABASE_URL: commonSettings.DATABASE_URL }, env).DATABASE_URL
+}
+
+/** @throws Exit when DATABASE_URL is unset and no embedded server is running */
+export async function runningDatabase(env: Environment): Promise<string> {
+  const url = givenDatabase(env) ?? (await findEmbedded(dataDirOf(env)))
+  if (url) return url
+  throw new Exit(
+    'failed',
+    `DATABASE_URL is not set, and no embedded Postgres is running in ${dataDirOf(env)}: start \`fleet up\`, or set DATABASE_URL`,
+  )
+}
+
+/** How a database may be named on a screen: without its password. */
+export function withoutPassword(url: string): string {
+  const { username, host, pathname } = new URL(url)
+  return `${username}@${host}${pathname}`
+}

@@ -1,0 +1,87 @@
+// The two programs, fleet and jobs: their commands, and how they end. The one place of the command line that reads the
+// environment, touches signals and sets the exit code.
+
+import yargs from 'yargs'
+import { ConfigError } from '../workers/config.ts'
+import { bench } from './bench.ts'
+import { check } from './check.ts'
+import { migrate } from './migrate.ts'
+import { type Command, type Context, Exit, exitCodes } from './program.ts'
+import { run } from './run.ts'
+import { stats } from './stats.ts'
+import { up } from './up.ts'
+
+const demo: Command = (context) => ({
+  command: 'demo',
+  describe: 'the whole way of a ticket, end to end, in about a minute',
+  handler: async () => (await import('./demo.ts')).demo(context),
+})
+
+type Parser = ReturnType<typeof yargs>
+
+const programs = {
+  fleet: (parser: Parser, context: Context) =>
+    parser
+      .command(up(context))
+      .command(run(context))
+      .command(migrate(context))
+      .command(check(context))
+      .command(demo(context))
+      .command(bench(context)),
+  jobs: (parser: Parser, context: Context) => parser.command(stats(context)),
+}
+
+export async function main(program: keyof typeof programs, argv: readonly string[]): Promise<void> {
+  const context: Context = {
+    env: { ...process.env },
+    argv,
+    say: (line) => process.stdout.write(`${line}\n`),
+    warn: (line) => process.stderr.write(`${line}\n`),
+    onStop(stop) {
+      for (const signal of ['SIGINT', 'SIGTERM', 'SIGHUP'] as const) process.on(signal, stop)
+      // Whoever read our lines is gone: so is the wish for them.
+      process.stdout.on('error', stop)
+    },
+    become(args, env) {
+      const words = [process.execPath, ...args]
+      process.removeAllListeners('warning')
+      process.execve?.(process.execPath, words, env as Record<string, string>)
+      throw new Error('this platform cannot replace a process')
+    },
+  }
+  try {
+    await parse(program, context)
+  } catch (error) {
+    process.exitCode = report(program, context, error)
+  }
+}
+
+async function parse(program: keyof typeof programs, context: Context): Promise<void> {
+  const parser = yargs([...context.argv])
+    .scriptName(program)
+    .usage(`$0 <command>`)
+    .strict()
+    .recommendCommands()
+    .demandCommand(1, `which command? ${program} --help lists them`)
+    .version(false)
+    .help()
+    .wrap(100)
+    .exitProcess(false)
+    .fail((message, error) => {
+      throw error ?? new Exit('usage', message)
+    })
+  await programs[program](parser, context).parseAsync()
+}
+
+function report(program: string, { warn }: Context, error: unknown): number {
+  if (error instanceof Exit) {
+    warn(`${program}: ${error.message}`)
+    return error.code
+  }
+  if (error instanceof ConfigError) {
+    warn(`${program}: bad configuration:\n  ${error.faults.join('\n  ')}`)
+    return exitCodes.config
+  }
+  warn(`${program}: ${error instanceof Error ? error.message : String(error)}`)
+  return exitCodes.failed
+}

@@ -1,0 +1,51 @@
+// What a command of the two programs is given and how it ends: the environment, places to write to, signals, and the
+// exit codes 0 done, 1 failed, 2 wrong usage, 3 nothing matched, 78 a restart does not mend it (EX_CONFIG of sysexits.h).
+
+import { join, resolve } from 'node:path'
+import type { CommandModule } from 'yargs'
+import type { Environment } from '../workers/config.ts'
+import { root } from './workers.ts'
+
+export type Context = {
+  env: Environment
+  /** Everything after the program's name, as typed. */
+  argv: readonly string[]
+  /** One line on stdout. */
+  say(line: string): void
+  /** One line on stderr. */
+  warn(line: string): void
+  /** Called at each SIGINT, SIGTERM or SIGHUP, which then no longer end the process. */
+  onStop(stop: () => void): void
+  /** Becomes this other program, the same process: supervisors and signals see no difference. */
+  become(args: readonly string[], env: Environment): never
+}
+
+export type Command<Arguments = object> = (context: Context) => CommandModule<object, Arguments>
+
+export const exitCodes = { failed: 1, usage: 2, nothing: 3, config: 78 } as const
+
+/** Ends the program with one line and no stack. */
+export class Exit extends Error {
+  readonly code: number
+  constructor(code: keyof typeof exitCodes, message: string) {
+    super(message)
+    this.name = 'Exit'
+    this.code = exitCodes[code]
+  }
+}
+
+/** The name, when it is one of the known. @throws Exit 2 that lists the known */
+export function known<T extends { name: string }>(
+  kind: string,
+  name: string,
+  all: readonly T[],
+): T {
+  const found = all.find((one) => one.name === name)
+  if (found) return found
+  const names = all.map((one) => one.name).join(', ')
+  throw new Exit('usage', `there is no ${kind} ${JSON.stringify(name)}; known: ${names}`)
+}
+
+/** Absolute, and in the checkout when unset: the programs work from any folder. */
+export const dataDirOf = (env: Environment): string =>
+  env.FLEET_DATA_DIR ? resolve(env.FLEET_DATA_DIR) : join(root, '.fleet')

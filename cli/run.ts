@@ -1,0 +1,45 @@
+// fleet run: one worker as this very process, so that systemd, Docker, Kubernetes and cron deal with the worker itself.
+
+import type { Argv } from 'yargs'
+import type { Environment } from '../workers/config.ts'
+import { runningDatabase } from './database.ts'
+import { type Command, dataDirOf, known } from './program.ts'
+import { mainOf, workers } from './workers.ts'
+
+/** The worker reads them; here they are checked and described. */
+const limits = {
+  limit: { type: 'number', describe: 'stop after so many messages' },
+  'time-limit': { type: 'number', describe: 'stop after so many seconds' },
+  'memory-limit': { type: 'string', describe: 'stop when more is resident: 128M, 1G' },
+  'failure-limit': { type: 'number', describe: 'stop after so many failures' },
+  once: { type: 'boolean', describe: 'stop when there is nothing to do' },
+  concurrency: { type: 'number', describe: 'how many at once' },
+  grace: { type: 'number', describe: 'how long to finish what is in hand when told to stop, s' },
+} as const
+
+export const run: Command<{ worker: string }> = (context) => ({
+  command: 'run <worker>',
+  describe: 'run one worker as this process',
+  builder: (yargs) => {
+    const one = yargs.positional('worker', {
+      type: 'string',
+      demandOption: true,
+      describe: workers.map(({ name }) => name).join(', '),
+    })
+    for (const [name, option] of Object.entries(limits)) {
+      one.option(name, { ...option, requiresArg: option.type !== 'boolean' })
+    }
+    return one as Argv<{ worker: string }>
+  },
+  handler: async (args) => {
+    const worker = known('worker', args.worker, workers)
+    const given = Object.keys(limits).flatMap((name) => {
+      const value = (args as Record<string, unknown>)[name]
+      if (value === undefined || value === false) return []
+      return value === true ? [`--${name}`] : [`--${name}=${value}`]
+    })
+    const env: Environment = { ...context.env, FLEET_DATA_DIR: dataDirOf(context.env) }
+    if (!env.DATABASE_URL_FILE) env.DATABASE_URL = await runningDatabase(env)
+    context.become([...worker.flags, mainOf(worker), ...given], env)
+  },
+})

@@ -1,0 +1,152 @@
+// fleet up: all workers on one screen. Checks the settings of every worker and the ports first, then brings up the
+// database (the embedded one when DATABASE_URL is unset) and its schema, starts the workers and keeps them running. The
+// first signal stops all, workers first and the database last; a second one does not wait for the workers.
+
+import { mkdirSync } from 'node:fs'
+import { join } from 'node:path'
+import { type Embedded, startEmbedded } from '../db/embedded.ts'
+import { migrate } from '../db/migrate.ts'
+import type { Environment } from '../workers/config.ts'
+import { claimFolder } from './claim.ts'
+import { givenDatabase, withoutPassword } from './database.ts'
+import { prefixer } from './lines.ts'
+import { checkApiPort, metricsPorts } from './ports.ts'
+import { type Command, type Context, dataDirOf, Exit, known } from './program.ts'
+import { createSupervisor } from './supervisor.ts'
+import { allFaults, mainOf, root, type Worker, workers } from './workers.ts'
+
+export const up: Command<{ only?: string }> = (context) => ({
+  command: 'up',
+  describe: 'start all workers, on an embedded Postgres when DATABASE_URL is unset',
+  builder: (yargs) =>
+    yargs.option('only', {
+      type: 'string',
+      requiresArg: true,
+      describe: `comma list of the workers to start (${workers.map(({ name }) => name).join(',')})`,
+    }),
+  handler: ({ only }) => runFleet(context, chooseWorkers(only)),
+})
+
+function chooseWorkers(only: string | undefined): readonly Worker[] {
+  if (only === undefined) return workers
+  const names = only.split(',').map((name) => name.trim())
+  const wanted = new Set(names.map((name) => known('worker', name, workers)))
+  return workers.filter((worker) => wanted.has(worker))
+}
+
+async function runFleet(context: Context, chosen: readonly Worker[]): Promise<void> {
+  const dataDir = dataDirOf(context.env)
+  const env: Environment = { ...context.env, FLEET_DATA_DIR: dataDir }
+  // Made here first: a folder of 0755 is one that root's Postgres can reach.
+  mkdirSync(dataDir, { recursive: true, mode: 0o755 })
+  await checkSettings(chosen, env)
+  const release = claimFolder(dataDir)
+  let embedded: Embedded | undefined
+  const stop = stopper(context)
+  try {
+    if (chosen.some(({ name }) => name === 'http')) await checkApiPort(env)
+    const ports = await metricsPorts(chosen, env)
+    embedded = givenDatabase(env) ? undefined : await startDatabase(context, dataDir)
+    if (embedded) env.DATABASE_URL = embedded.url
+    const url = embedded?.url ?? givenDatabase(env) ?? ''
+    context.say(`database ${withoutPassword(url)}`)
+    await migrate({ url, onStep: (line) => context.say(line) })
+    if (!stop.asked) await supervise(context, chosen, env, ports, stop)
+  } finally {
+    await embedded?.stop()
+    release()
+  }
+}
+
+async function checkSettings(chosen: readonly Worker[], env: Environment): Promise<void> {
+  const embedded = !givenDatabase(env)
+  if (embedded && env.NODE_ENV === 'production') {
+    throw new Exit('config', 'DATABASE_URL is not set, and NODE_ENV is production')
+  }
+  const placeholder = embedded ? { DATABASE_URL: 'postgres://embedded' } : {}
+  const faults = await allFaults(chosen, { ...env, ...placeholder })
+  if (faults.length > 0) throw new Exit('config', `bad configuration:\n  ${faults.join('\n  ')}`)
+}
+
+async function startDatabase(context: Context, dataDir: string): Promise<Embedded> {
+  const embedded = await startEmbedded({ dataDir, note: (line) => context.say(line) })
+  const how = embedded.adopted ? 'took over the running' : 'started the'
+  context.say(
+    `${how} embedded Postgres (pid ${embedded.pid}, data in ${join(dataDir, 'postgres')})`,
+  )
+  return embedded
+}
+
+type Stopper = { asked: boolean; first: Promise<void>; second: Promise<void> }
+
+/** npm and a terminal may both pass on one Ctrl-C: what comes within half a second is the same one. */
+const sameSignalMs = 500
+
+function stopper(context: Context): Stopper {
+  const first = Promise.withResolvers<void>()
+  const second = Promise.withResolvers<void>()
+  const stop: Stopper = { asked: false, first: first.promise, second: second.promise }
+  let askedAt = 0
+  context.onStop(() => {
+    if (!stop.asked) {
+      context.say('stopping (once more: at once)')
+      askedAt = performance.now()
+      first.resolve()
+    } else if (performance.now() - askedAt > sameSignalMs) second.resolve()
+    stop.asked = true
+  })
+  return stop
+}
+
+async function supervise(
+  context: Context,
+  chosen: readonly Worker[],
+  env: Environment,
+  ports: Map<string, number>,
+  stop: Stopper,
+): Promise<void> {
+  const terminal = process.stdout.isTTY === true
+  const names = ['fleet', ...chosen.map(({ name }) => name)]
+  const idle = Promise.withResolvers<never>()
+  const supervisor = createSupervisor({
+    listen: prefixer(names, terminal, context.say),
+    note: (line) => context.warn(`fleet: ${line}`),
+    onIdle: () => idle.reject(new Exit('config', 'no worker is left running')),
+  })
+  for (const line of overview(chosen, env, ports)) context.say(line)
+  for (const worker of chosen) {
+    supervisor.start({
+      name: worker.name,
+      args: [...worker.flags, '--import', join(root, 'cli', 'leash.ts'), mainOf(worker)],
+      env: {
+        ...env,
+        METRICS_PORT: String(ports.get(worker.name)),
+        // Compiled code is kept: a worker starts in half the time.
+        NODE_COMPILE_CACHE: env.NODE_COMPILE_CACHE ?? join(String(env.FLEET_DATA_DIR), 'compiled'),
+      },
+    })
+  }
+  await Promise.race([stop.first, idle.promise])
+  stop.second.then(supervisor.kill)
+  await supervisor.stop()
+}
+
+function overview(
+  chosen: readonly Worker[],
+  env: Environment,
+  ports: Map<string, number>,
+): string[] {
+  const lines = chosen.map(({ name, purpose }) => {
+    const port = ports.get(name)
+    const metrics = port ? `http://${env.METRICS_HOST || '127.0.0.1'}:${port}/metrics` : 'off'
+    return `  ${name.padEnd(10)}${purpose.padEnd(40)}metrics ${metrics}`
+  })
+  const api = `http://${env.HTTP_HOST || '127.0.0.1'}:${env.HTTP_PORT || 8080}`
+  if (chosen.some(({ name }) => name === 'http')) {
+    lines.push('', `  API   ${api}/api/v1`, `  docs  ${api}/docs`)
+  }
+  if (chosen.some(({ name }) => name === 'email') && !env.EMAIL_PROVIDER) {
+    lines.push(`  mail  ${join(String(env.FLEET_DATA_DIR), 'mail')}`)
+  }
+  return ['', ...lines, '', '  Ctrl-C stops', '']
+}

@@ -1,0 +1,44 @@
+// How the queues of the job table stand: read only, for people and for metrics.
+
+import { sql } from 'kysely'
+import { deadLetterOf, queues } from '../domain/queues.ts'
+import type { Db } from './schema.ts'
+
+export type QueueStats = {
+  queue: string
+  /** Due now. */
+  ready: number
+  /** Due later. */
+  delayed: number
+  active: number
+  /** In the dead letter queue. */
+  failed: number
+  /** Age of the job that has been due longest, s; null: none is due. */
+  oldest_seconds: number | null
+}
+
+/** One row a queue of the catalogue, in its order, idle queues too. */
+export async function readQueueStats(db: Db): Promise<QueueStats[]> {
+  const names = queues.flatMap(({ name }) => [name, deadLetterOf(name)])
+  const { rows } = await sql<Omit<QueueStats, 'failed'>>`
+    select name as queue,
+      count(*) filter (where state < 'active' and start_after <= clock_timestamp())::int as ready,
+      count(*) filter (where state < 'active' and start_after > clock_timestamp())::int as delayed,
+      count(*) filter (where state = 'active')::int as active,
+      extract(epoch from clock_timestamp() - min(start_after)
+        filter (where state < 'active' and start_after <= clock_timestamp()))::float8 as oldest_seconds
+    from pgboss.job where name = any(${names}) and state <= 'active' group by name`.execute(db)
+  const found = new Map(rows.map((row) => [row.queue, row]))
+  return queues.map(({ name: queue }) => {
+    const row = found.get(queue)
+    const dead = found.get(deadLetterOf(queue))
+    return {
+      queue,
+      ready: row?.ready ?? 0,
+      delayed: row?.delayed ?? 0,
+      active: row?.active ?? 0,
+      failed: dead ? dead.ready + dead.delayed + dead.active : 0,
+      oldest_seconds: row?.oldest_seconds ?? null,
+    }
+  })
+}
