@@ -10,10 +10,10 @@ import { randomUUID } from 'node:crypto'
 import { sql } from 'kysely'
 import {
   type Begun,
+  type FoundRecord,
   type IdempotencyStore,
   lockSeconds,
   recordSeconds,
-  type StoredRecord,
 } from '../domain/idempotency.ts'
 import { createGroup } from './group.ts'
 import type { Db } from './schema.ts'
@@ -21,14 +21,14 @@ import { sqlState } from './transaction.ts'
 
 export type PostgresIdempotency = IdempotencyStore & {
   /** The record alone, for a store that keeps its locks elsewhere. Deletes one that is too old. */
-  find(key: string): Promise<StoredRecord | undefined>
+  find(key: string): Promise<FoundRecord | undefined>
   /** Deletes one batch of old records and dead locks, and says how many; 0: nothing is left. */
   prune(): Promise<number>
 }
 
 type Asked = { key: string; fingerprint: string; token: string }
 type Held = { key: string; token: string }
-type Seen = { record?: StoredRecord; lock?: { fingerprint: string; leftMs: number } }
+type Seen = { record?: FoundRecord; lock?: { fingerprint: string; leftMs: number } }
 
 const pruneMax = 1000
 /** A holder released between our two statements: nobody knows how long the next one needs. */
@@ -120,6 +120,7 @@ async function look(db: Db, keys: readonly string[]): Promise<Map<string, Seen>>
     status: number
     headers: Record<string, string>
     body: string
+    left_seconds: number
     working: string | null
     left_ms: number
   }>`
@@ -128,7 +129,9 @@ async function look(db: Db, keys: readonly string[]): Promise<Map<string, Seen>>
       delete from idempotency_records where key in (
         select r.key from idempotency_records r join asked using (key)
         where r.created_at <= ${oldest} for update of r skip locked))
-    select a.key, r.fingerprint as answered, r.status, r.headers, r.body, l.fingerprint as working,
+    select a.key, r.fingerprint as answered, r.status, r.headers, r.body,
+      ceil(extract(epoch from r.created_at - ${oldest}))::float8 as left_seconds,
+      l.fingerprint as working,
       ceil(extract(epoch from l.locked_until - clock_timestamp()) * 1000)::float8 as left_ms
     from asked a
     left join idempotency_records r on r.key = a.key and r.created_at > ${oldest}
@@ -141,6 +144,7 @@ async function look(db: Db, keys: readonly string[]): Promise<Map<string, Seen>>
           record: {
             fingerprint: row.answered,
             response: { status: row.status, headers: row.headers, body: row.body },
+            leftSeconds: Math.max(1, row.left_seconds),
           },
         }),
         ...(row.working !== null && {
@@ -151,7 +155,7 @@ async function look(db: Db, keys: readonly string[]): Promise<Map<string, Seen>>
   )
 }
 
-async function findAll(db: Db, keys: readonly string[]): Promise<(StoredRecord | undefined)[]> {
+async function findAll(db: Db, keys: readonly string[]): Promise<(FoundRecord | undefined)[]> {
   const seen = await look(db, [...new Set(keys)])
   return keys.map((key) => seen.get(key)?.record)
 }

@@ -10,6 +10,8 @@ export type StoredResponse = {
 
 /** An answer with the fingerprint of the request it answered. */
 export type StoredRecord = { fingerprint: string; response: StoredResponse }
+/** The same with what is left of its 48 h, in seconds. */
+export type FoundRecord = StoredRecord & { leftSeconds: number }
 
 /** How long a record answers replays (fixed). */
 export const recordSeconds = 48 * 3600
