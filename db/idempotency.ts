@@ -34,7 +34,7 @@ const pruneMax = 1000
 /** A holder released between our two statements: nobody knows how long the next one needs. */
 const retrySoonMs = 1000
 
-const oldest = sql`clock_timestamp() - make_interval(secs => ${sql.lit(recordSeconds)})`
+const oldest = sql`(clock_timestamp() - make_interval(secs => ${sql.lit(recordSeconds)}))`
 
 /** Class 22: text that Postgres cannot store (a NUL byte) is the fault of one member. */
 const divides = (error: unknown): boolean => sqlState(error)?.startsWith('22') === true
