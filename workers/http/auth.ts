@@ -108,12 +108,13 @@ async function jwtUser(config: AuthConfig): Promise<FindUser> {
   }
   const verify = (token: string) =>
     typeof keys === 'function' ? jwtVerify(token, keys, options) : jwtVerify(token, keys, options)
-  // What the issuer's side did wrong says nothing of the token.
-  const isOurs = (error: unknown) =>
-    !(error instanceof errors.JOSEError) ||
-    error instanceof errors.JWKSTimeout ||
-    error instanceof errors.JWKSInvalid ||
-    error.code === 'ERR_JOSE_GENERIC'
+  /** What went wrong at the issuer's says nothing of the token. */
+  const isIssuers = (error: unknown) =>
+    typeof keys === 'function' &&
+    (!(error instanceof errors.JOSEError) ||
+      error instanceof errors.JWKSTimeout ||
+      error instanceof errors.JWKSInvalid ||
+      error.code === 'ERR_JOSE_GENERIC')
 
   return async ({ authorization }) => {
     if (authorization === undefined) return undefined
@@ -125,7 +126,7 @@ async function jwtUser(config: AuthConfig): Promise<FindUser> {
       const { payload } = await verify(token)
       if (subject.test(payload.sub ?? '')) return payload.sub
     } catch (cause) {
-      if (isOurs(cause)) {
+      if (isIssuers(cause)) {
         const text = 'the keys of the token’s issuer cannot be fetched'
         throw new AppError('UNAVAILABLE', text, { retryAfterMs: 2000 }, { cause })
       }

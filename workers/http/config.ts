@@ -1,5 +1,7 @@
 // The settings of the HTTP shim, and the rules between them: which go together, and what production refuses.
 
+import { isIP } from 'node:net'
+import { parseRedisUrl } from '../../redis/address.ts'
 import {
   ConfigError,
   commonSettings,
@@ -9,6 +11,7 @@ import {
   oneOf,
   readConfig,
   requiredText,
+  type Setting,
   text,
   url,
   type Values,
@@ -19,28 +22,25 @@ export const httpSettings = {
   HTTP_HOST: requiredText({ doc: 'address the API listens on', fallback: '127.0.0.1' }),
   HTTP_PORT: int({ doc: 'port the API listens on; 0: any free one', fallback: 8080, max: 65535 }),
   DATABASE_POOL: int({ doc: 'connections to Postgres at most', fallback: 10, min: 2, max: 200 }),
-  REDIS_URL: url({
+  REDIS_URL: {
     doc: 'limits and the idempotency fast path; unset: Postgres does both',
-    schemes: [
-      'redis',
-      'rediss',
-      'redis+sentinel',
-      'rediss+sentinel',
-      'redis+cluster',
-      'rediss+cluster',
-    ],
     secret: true,
-  }),
+    parse: (value: string) => {
+      parseRedisUrl(value)
+      return value
+    },
+  } satisfies Setting<string> as Setting<string | undefined>,
   AUTH_MODE: oneOf({
     doc: 'mock: X-Mock-User-Id is believed (never in production); jwt: a bearer token is verified',
     fallback: 'mock',
     values: ['mock', 'jwt'],
   }),
   JWT_JWKS_URL: url({ doc: 'where the public keys of the issuer are', schemes: ['https', 'http'] }),
-  JWT_PUBLIC_KEY: {
-    ...text({ doc: 'the public key of the issuer as PEM, instead of JWT_JWKS_URL', secret: true }),
+  JWT_PUBLIC_KEY: text({
+    doc: 'the public key of the issuer as PEM, instead of JWT_JWKS_URL',
+    secret: true,
     parse: publicKey,
-  },
+  }),
   JWT_AUDIENCE: text({ doc: 'the aud a token must have' }),
   JWT_ISSUER: text({ doc: 'the iss a token must have' }),
   INTERNAL_AUTH_SECRET: generatedSecret({
@@ -48,12 +48,8 @@ export const httpSettings = {
   }),
   TRUSTED_PROXIES: {
     doc: 'comma list of addresses or CIDR ranges whose X-Forwarded-For is believed; unset: none',
-    parse: (value: string) =>
-      value
-        .split(',')
-        .map((part) => part.trim())
-        .filter(Boolean),
-  },
+    parse: addresses,
+  } as Setting<string[] | undefined>,
   RESERVATION_TTL: int({ doc: 'how long a hold lasts, s', fallback: 900, min: 1, max: 86_400 }),
   RATE_LIMIT_USER_PER_MINUTE: int({ doc: 'writes a minute a user; 0: no limit', fallback: 10 }),
   RATE_LIMIT_GLOBAL_PER_MINUTE: int({
@@ -76,6 +72,19 @@ function publicKey(value: string): string {
   if (/^-----BEGIN (RSA )?PUBLIC KEY-----\n[^-]+-----END (RSA )?PUBLIC KEY-----$/.test(pem))
     return pem
   throw new Error('must be a public key in PEM form, beginning with -----BEGIN PUBLIC KEY-----')
+}
+
+/** Each an address, or a range as address/bits. */
+function addresses(value: string): string[] {
+  const parts = value.split(',').map((part) => part.trim())
+  for (const part of parts) {
+    const [address = '', bits = '0'] = part.split('/')
+    const most = isIP(address) === 4 ? 32 : 128
+    if (isIP(address) === 0 || !/^\d{1,3}$/.test(bits) || Number(bits) > most) {
+      throw new Error(`must be a list of addresses or ranges such as 10.0.0.0/8: ${part} is none`)
+    }
+  }
+  return parts
 }
 
 /** @throws ConfigError with every fault, also those between settings */

@@ -42,7 +42,9 @@ export const problems: Record<ErrorCode, { status: number; title: string }> = {
 export function problem(error: AppError): StoredResponse {
   const { status, title } = problems[error.code]
   const { retryAfterMs, ...extra } = error.extra
-  const headers: Record<string, string> = { 'content-type': 'application/problem+json' }
+  const headers: Record<string, string> = {
+    'content-type': 'application/problem+json; charset=utf-8',
+  }
   const waitMs = retryAfterMs ?? (status === 503 ? 1000 : undefined)
   if (waitMs !== undefined) headers['retry-after'] = String(Math.max(1, Math.ceil(waitMs / 1000)))
   const body = { type: 'about:blank', title, status, code: error.code, detail: error.message }

@@ -101,7 +101,7 @@ export const newEvent = {
           capacity: whole(1, capacityMax),
         },
         oneOf: [{ required: ['rows', 'seats_per_row'] }, { required: ['capacity'] }],
-        dependentRequired: { rows: ['seats_per_row'], seats_per_row: ['rows'] },
+        dependencies: { rows: ['seats_per_row'], seats_per_row: ['rows'] },
       },
     },
   },

@@ -3,7 +3,12 @@
 
 import { randomUUID } from 'node:crypto'
 import type { IncomingMessage } from 'node:http'
-import Fastify, { type FastifyBaseLogger, type FastifyInstance, type FastifyRequest } from 'fastify'
+import Fastify, {
+  type FastifyBaseLogger,
+  type FastifyInstance,
+  type FastifyRequest,
+  LogController,
+} from 'fastify'
 import parseJson from 'secure-json-parse'
 import type { Jobs } from '../../db/jobs.ts'
 import type { Db } from '../../db/schema.ts'
@@ -38,8 +43,10 @@ export async function createServer(parts: ServerParts): Promise<FastifyInstance>
   const requestTimeout = (parts.requestTimeoutSeconds ?? 30) * 1000
   const app = Fastify({
     loggerInstance: parts.log,
-    disableRequestLogging: true,
-    requestIdLogLabel: 'request_id',
+    logController: new LogController({
+      disableRequestLogging: true,
+      requestIdLogLabel: 'request_id',
+    }),
     genReqId: requestId,
     bodyLimit: bodyMaxBytes,
     requestTimeout,

@@ -37,7 +37,7 @@ function fieldError({ keyword, instancePath, params, schema, parentSchema }: Fin
   switch (keyword) {
     case 'required':
       return at(instancePath, params.missingProperty, 'is required')
-    case 'dependentRequired':
+    case 'dependencies':
       return at(
         instancePath,
         params.missingProperty,
