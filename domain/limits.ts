@@ -47,11 +47,14 @@ export function retryAfterMs(
   const intoMs = nowMs % 60_000
   if (previous > 0 && perMinute - current >= 1) {
     const freeAtMs = 60_000 * (1 - (perMinute - current - 1) / previous)
-    if (freeAtMs <= 60_000) return Math.max(1, Math.ceil(freeAtMs - intoMs))
+    if (freeAtMs <= 60_000) return Math.max(1, ceilMs(freeAtMs - intoMs))
   }
   const share = current > 0 ? Math.max(0, 1 - (perMinute - 1) / current) : 0
-  return Math.max(1, Math.ceil(60_000 - intoMs + 60_000 * share))
+  return Math.max(1, ceilMs(60_000 - intoMs + 60_000 * share))
 }
+
+/** On a whole ms the weight may still be a rounding error too heavy. */
+const ceilMs = (ms: number): number => Math.ceil(ms + 1e-6)
 
 /** The answer where a limit is turned off. */
 export const unlimited: Taken = { granted: true, remaining: Infinity, retryAfterMs: 0 }
