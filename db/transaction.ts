@@ -93,6 +93,11 @@ async function attemptOnce<T>(db: Db, fn: (tx: Tx) => Promise<T>, isolation: Iso
     await tx.commit().execute()
     return result
   } catch (error) {
+    // Kysely keeps the connection of a COMMIT that failed: only a rollback gives it back to the pool.
+    await tx
+      .rollback()
+      .execute()
+      .catch(() => {})
     // An answer with an SQLSTATE outside class 08 and 57 is Postgres's word that nothing was committed.
     const state = sqlState(error)
     if (error instanceof AbortedTransactionError) throw error
