@@ -1,0 +1,186 @@
+// The job table on a real Postgres: sending, claiming, settling, and what becomes of a job whose worker is gone.
+
+import assert from 'node:assert/strict'
+import { randomUUID } from 'node:crypto'
+import { after, before, describe, test } from 'node:test'
+import { sql } from 'kysely'
+import { installJobs, type Job, type Jobs, openJobs } from '../db/jobs.ts'
+import { transaction } from '../db/transaction.ts'
+import type { QueueName } from '../domain/queues.ts'
+import { type TestDatabase, testDatabase } from './database.ts'
+
+type Row = {
+  id: string
+  name: string
+  state: string
+  data: Record<string, unknown>
+  retry_count: number
+  dueInMs: number
+  output: { message?: string } | null
+  source_id: string | null
+}
+
+describe('the job table', () => {
+  let test1: TestDatabase
+  let jobs: Jobs
+
+  before(async () => {
+    test1 = await testDatabase()
+    await installJobs(test1.database.pool)
+    jobs = openJobs(test1.database)
+  })
+  after(() => jobs.close())
+
+  const rows = async (queue: string): Promise<Row[]> =>
+    (
+      await sql<Row>`
+        select id, name, state, data, retry_count, output, source_id,
+          (extract(epoch from start_after - clock_timestamp()) * 1000)::float8 as "dueInMs"
+        from pgboss.job where name = ${queue} order by created_on`.execute(test1.db)
+    ).rows
+  const empty = () => sql`delete from pgboss.job`.execute(test1.db)
+  const dueNow = () => sql`update pgboss.job set start_after = clock_timestamp()`.execute(test1.db)
+  const fetchOne = async (queue: QueueName): Promise<Job> => {
+    const [job] = await jobs.fetch(queue, 1)
+    assert.ok(job, `a job is due in ${queue}`)
+    return job
+  }
+
+  test('is installed twice, and by several at once, without harm', async () => {
+    const others = [test1.open(), test1.open()]
+    await Promise.all(others.map(({ pool }) => installJobs(pool)))
+    const { rows } = await sql<{ name: string }>`
+      select name from pgboss.queue order by name`.execute(test1.db)
+    assert.deepEqual(
+      rows.map(({ name }) => name),
+      ['commands', 'commands.dead', 'email', 'email.dead', 'inbox', 'inbox.dead'],
+    )
+  })
+
+  test('gives each job to one of two workers', async () => {
+    await empty()
+    const sent = Array.from({ length: 40 }, (_, n) => ({ id: randomUUID(), data: { n } }))
+    await jobs.send(test1.db, 'inbox', sent)
+    const other = openJobs(test1.open())
+    const [mine, theirs] = await Promise.all([jobs.fetch('inbox', 20), other.fetch('inbox', 20)])
+    await other.close()
+    const ids = [...mine, ...theirs].map((job) => job.id)
+    assert.equal(mine.length, 20)
+    assert.deepEqual(new Set(ids), new Set(sent.map((job) => job.id)))
+    assert.equal(await jobs.complete(test1.db, 'inbox', [...mine, ...theirs]), 40)
+  })
+
+  test('sends with the commit of the caller, or not at all', async () => {
+    await empty()
+    const undone = transaction(test1.db, async (tx) => {
+      await jobs.send(tx, 'email', [{ data: { n: 1 } }])
+      throw new Error('changed my mind')
+    })
+    await assert.rejects(undone, /changed my mind/)
+    assert.equal((await rows('email')).length, 0)
+    await transaction(test1.db, (tx) => jobs.send(tx, 'email', [{ data: { n: 2 } }]))
+    assert.deepEqual((await fetchOne('email')).data, { n: 2 })
+  })
+
+  test('makes one job of two sent under one id', async () => {
+    await empty()
+    const id = randomUUID()
+    await jobs.send(test1.db, 'inbox', [{ id, data: { n: 1 } }])
+    await jobs.send(test1.db, 'inbox', [{ id, data: { n: 2 } }, { data: { n: 3 } }])
+    assert.deepEqual(
+      (await rows('inbox')).map((row) => row.data.n),
+      [1, 3],
+    )
+  })
+
+  test('keeps a delayed job until it is due', async () => {
+    await empty()
+    await jobs.send(test1.db, 'inbox', [{ data: {}, delayMs: 5000 }])
+    assert.deepEqual(await jobs.fetch('inbox', 1), [])
+    await dueNow()
+    assert.equal((await fetchOne('inbox')).attempt, 1)
+  })
+
+  test('runs a failed job again exactly as late as asked, as the next attempt', async () => {
+    await empty()
+    await jobs.send(test1.db, 'email', [{ data: { n: 1 } }])
+    const error = new Error('smtp://me:secret@host said no to anna@example.org')
+    assert.equal(await jobs.fail(await fetchOne('email'), error, { delayMs: 30_000 }), 'retry')
+    const [row] = await rows('email')
+    assert.ok(row && row.dueInMs > 28_000 && row.dueInMs <= 30_000, `due in ${row?.dueInMs} ms`)
+    assert.equal(row.output?.message, 'smtp://***@host said no to ***@***')
+    await dueNow()
+    const again = await fetchOne('email')
+    assert.equal(again.attempt, 2)
+    assert.equal(again.id, row.id)
+  })
+
+  test('moves a job to the dead letter queue after its last attempt', async () => {
+    await empty()
+    await jobs.send(test1.db, 'email', [{ data: { n: 1 } }])
+    for (const became of ['retry', 'retry', 'dead']) {
+      await dueNow()
+      assert.equal(await jobs.fail(await fetchOne('email'), 'no', { delayMs: 0 }), became)
+    }
+    const [dead] = await rows('email.dead')
+    assert.equal(dead?.source_id, (await rows('email'))[0]?.id)
+    assert.deepEqual(dead?.data, { n: 1 })
+  })
+
+  test('moves a job to the dead letter queue at once when asked', async () => {
+    await empty()
+    await jobs.send(test1.db, 'inbox', [{ data: { n: 1 } }])
+    assert.equal(await jobs.fail(await fetchOne('inbox'), 'hopeless', 'dead'), 'dead')
+    assert.equal((await rows('inbox.dead')).length, 1)
+    assert.deepEqual(await jobs.fetch('inbox', 1), [])
+  })
+
+  test('takes jobs back without spending an attempt', async () => {
+    await empty()
+    await jobs.send(test1.db, 'inbox', [{ data: {} }])
+    await jobs.fail(await fetchOne('inbox'), 'no', { delayMs: 0 })
+    const second = await fetchOne('inbox')
+    await jobs.release('inbox', [second])
+    assert.equal((await fetchOne('inbox')).attempt, 2)
+    await jobs.release('inbox', [second], 60_000)
+    assert.deepEqual(await jobs.fetch('inbox', 1), [])
+  })
+
+  test('recovers the job of a worker that died, as its next attempt', async () => {
+    await empty()
+    await jobs.send(test1.db, 'inbox', [{ data: {} }])
+    const lost = await fetchOne('inbox')
+    assert.deepEqual(await jobs.recover('inbox'), [])
+    await sql`update pgboss.job set heartbeat_on = heartbeat_on - interval '11 s'`.execute(test1.db)
+    const [recovered] = await jobs.recover('inbox')
+    assert.equal(recovered?.became, 'retry')
+    assert.equal((await fetchOne('inbox')).attempt, 2)
+    // The first worker was only slow: it has no say any more.
+    assert.equal(await jobs.complete(test1.db, 'inbox', [lost]), 0)
+    assert.equal(await jobs.fail(lost, 'late', 'dead'), 'lost')
+    assert.equal(await jobs.touch('inbox', [lost]), 0)
+  })
+
+  test('recovers a job that takes longer than its queue allows', async () => {
+    await empty()
+    await jobs.send(test1.db, 'email', [{ data: {} }])
+    const job = await fetchOne('email')
+    await sql`update pgboss.job set started_on = started_on - interval '121 s'`.execute(test1.db)
+    assert.equal(await jobs.touch('email', [job]), 1)
+    const [recovered] = await jobs.recover('email')
+    assert.match(recovered?.why ?? '', /longer than its queue allows/)
+  })
+
+  test('buries a job that killed its worker in every attempt', async () => {
+    await empty()
+    await jobs.send(test1.db, 'email', [{ data: {} }])
+    for (const became of ['retry', 'retry', 'dead']) {
+      await fetchOne('email')
+      await sql`update pgboss.job set heartbeat_on = heartbeat_on - interval '11 s'`.execute(
+        test1.db,
+      )
+      assert.equal((await jobs.recover('email'))[0]?.became, became)
+    }
+    assert.equal((await rows('email.dead')).length, 1)
+  })
+})
