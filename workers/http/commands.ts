@@ -151,7 +151,11 @@ export function createCommands({ db, ttlSeconds, groupMax = 256 }: CommandOption
 }
 
 /** Another transaction answered this request, or ours did and the connection broke: the receipt knows. */
-export async function settleByReceipt(db: Db, receipt: Receipt, cause: Error): Promise<StoredResponse> {
+export async function settleByReceipt(
+  db: Db,
+  receipt: Receipt,
+  cause: Error,
+): Promise<StoredResponse> {
   const found = await readReceipt(db, receipt).catch(() => undefined)
   if (found === 'reused') {
     throw new AppError(
