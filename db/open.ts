@@ -38,3 +38,8 @@ export function openDatabase({ url, name, poolMax = 10, onIdleError }: OpenOptio
   const db = new Kysely<Schema>({ dialect: new PostgresDialect({ pool }) })
   return { db, pool, close: () => db.destroy() }
 }
+
+/** @throws what keeps Postgres from answering */
+export async function pingDatabase({ pool }: Database): Promise<void> {
+  await pool.query('select')
+}
