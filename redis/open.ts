@@ -20,12 +20,14 @@ export type RedisOpenOptions = {
   name: string
   commandTimeoutMs?: number
   /** Told of every failed attempt to connect. */
-  onError?: (error: Error) => void
+  onError?: (error: RedisUnavailable) => void
 }
 
 /** Redis did not answer, in time or as expected. Whoever has a Postgres adapter goes on with that. */
 export class RedisUnavailable extends Error {
   constructor(cause: unknown) {
+    // ioredis hangs the command on its errors, with the password or the answer that was its argument.
+    if (cause instanceof Error && 'command' in cause) delete cause.command
     super(`Redis: ${cause instanceof Error ? cause.message : String(cause)}`, { cause })
     this.name = 'RedisUnavailable'
   }
@@ -33,7 +35,7 @@ export class RedisUnavailable extends Error {
 
 export function openRedis(options: RedisOpenOptions): OpenedRedis {
   const redis = connect(options)
-  redis.on('error', (error: Error) => options.onError?.(error))
+  redis.on('error', (error: Error) => options.onError?.(new RedisUnavailable(error)))
   return {
     redis,
     ready: (ms = 5000) => ready(redis, ms),

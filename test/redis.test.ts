@@ -5,6 +5,7 @@ import assert from 'node:assert/strict'
 import { randomUUID } from 'node:crypto'
 import { describe, test } from 'node:test'
 import { setTimeout as sleep } from 'node:timers/promises'
+import { inspect } from 'node:util'
 import { parseRedisUrl } from '../redis/address.ts'
 import { openRedisIdempotency } from '../redis/idempotency.ts'
 import { openRedisLimits } from '../redis/limits.ts'
@@ -137,6 +138,20 @@ describe('a client', { skip: withoutRedisServer() }, () => {
       ['--sentinel'],
     )
     await serves(`redis+sentinel://127.0.0.1:1,127.0.0.1:${sentinel.port}/tickets`)
+  })
+
+  test('does not tell the password when it is refused', async () => {
+    const { port } = await startRedis(['requirepass correct'])
+    const errors: Error[] = []
+    const { ready, close } = openRedis({
+      url: `redis://:hunter2@127.0.0.1:${port}`,
+      name: 'test',
+      onError: (error) => errors.push(error),
+    })
+    await assert.rejects(ready(300), /WRONGPASS/)
+    await close()
+    assert.ok(errors.length > 0)
+    assert.doesNotMatch(inspect(errors, { depth: null }), /hunter2/)
   })
 
   test('gives up on a server that is not there, and comes back when it is', async () => {

@@ -3,7 +3,7 @@
 // fails or hangs a request. Counts do not move along: for a minute after a change a caller may get twice its limit.
 
 import type { Logger } from 'pino'
-import { Counter, Gauge, type Registry } from 'prom-client'
+import { Counter, Gauge, type Registry, register } from 'prom-client'
 import type { IdempotencyStore } from '../../domain/idempotency.ts'
 import { type Limit, type RateLimiter, share, type Taken, unlimited } from '../../domain/limits.ts'
 
@@ -19,11 +19,11 @@ export type Breakers = (dependency: 'redis' | 'postgres') => Breaker
 /** Breakers that log one line a change and show as `fallback_active` and `fallbacks_total`. */
 export function createBreakers(options: {
   log: Logger
-  registry: Registry
+  registry?: Registry
   openMs?: number
   now?: () => number
 }): Breakers {
-  const { log, registry, openMs = 1000, now = performance.now.bind(performance) } = options
+  const { log, registry = register, openMs = 1000, now = () => performance.now() } = options
   const active = new Gauge({
     name: 'fallback_active',
     help: '1 while the fast path of a dependency is given up for its fallback',
