@@ -1,0 +1,63 @@
+// A worker as a child process on a test database: started, watched, told to stop, its log read. Ended with the file.
+
+import { type ChildProcess, spawn } from 'node:child_process'
+import { once } from 'node:events'
+import { join } from 'node:path'
+import { after } from 'node:test'
+import { setTimeout as sleep } from 'node:timers/promises'
+
+export type WorkerProcess = {
+  process: ChildProcess
+  /** All it wrote so far. */
+  output(): string
+  /** The lines of its log. */
+  lines(): Record<string, unknown>[]
+}
+
+const running = new Set<ChildProcess>()
+after(() => {
+  for (const child of running) child.kill('SIGKILL')
+})
+
+/** Metrics are off unless METRICS_PORT is given. */
+export function startWorker(
+  name: string,
+  url: string,
+  args: string[] = [],
+  env: Record<string, string> = {},
+): WorkerProcess {
+  const main = join(import.meta.dirname, '..', 'workers', name, 'main.ts')
+  const child = spawn(process.execPath, [main, ...args], {
+    env: { PATH: process.env.PATH, DATABASE_URL: url, METRICS_PORT: '0', ...env },
+    stdio: ['ignore', 'pipe', 'pipe'],
+  })
+  running.add(child)
+  let output = ''
+  for (const stream of [child.stdout, child.stderr]) {
+    stream?.setEncoding('utf8').on('data', (chunk: string) => {
+      output += chunk
+    })
+  }
+  child.once('close', () => running.delete(child))
+  return {
+    process: child,
+    output: () => output,
+    lines: () =>
+      output.split('\n').flatMap((line) => (line.startsWith('{') ? [JSON.parse(line)] : [])),
+  }
+}
+
+/** Its exit code; the signal's name when one ended it. */
+export async function exited({ process: child }: WorkerProcess): Promise<number | string | null> {
+  if (child.exitCode === null && child.signalCode === null) await once(child, 'close')
+  return child.exitCode ?? child.signalCode
+}
+
+/** For what happens in another process: asks again and again, 15 s at most. */
+export async function until(isSo: () => boolean | Promise<boolean>): Promise<void> {
+  const endsAt = performance.now() + 15_000
+  while (!(await isSo())) {
+    if (performance.now() > endsAt) throw new Error(`waited in vain: ${isSo}`)
+    await sleep(25)
+  }
+}
