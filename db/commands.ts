@@ -2,7 +2,9 @@
 // the answer is written into the row by db/receipts.ts, in the transaction of the effect. A row is never run twice: it
 // is done once it has a status.
 
-import type { StoredResponse } from '../domain/idempotency.ts'
+import { sql } from 'kysely'
+import { recordSeconds, type StoredResponse } from '../domain/idempotency.ts'
+import { deadLetterOf } from '../domain/queues.ts'
 import type { Jobs } from './jobs.ts'
 import { type Receipt, saveReceipts } from './receipts.ts'
 import type { Db } from './schema.ts'
@@ -93,4 +95,31 @@ export async function readOutcome(db: Db, id: string): Promise<CommandOutcome | 
     response:
       status === null ? undefined : { status, headers: headers ?? {}, body: response ?? '' },
   }
+}
+
+const batchMax = 1000
+
+/**
+ * Answers commands whose job lies in the dead letter queue without an answer of theirs: their worker died each time.
+ * One that is answered later than its job died keeps that answer. @returns how many were answered
+ */
+export async function closeDeadCommands(db: Db, response: StoredResponse): Promise<number> {
+  const { numAffectedRows } = await sql`
+    update commands c
+    set status = ${response.status}, headers = ${JSON.stringify(response.headers)}::jsonb,
+      response = ${response.body}, finished_at = clock_timestamp()
+    from pgboss.job j
+    where j.name = ${deadLetterOf('commands')} and c.id::text = j.data->>'command_id'
+      and c.status is null`.execute(db)
+  return Number(numAffectedRows)
+}
+
+/** Deletes a batch of commands that ended longer ago than their idempotency records last. @returns how many */
+export async function pruneCommands(db: Db): Promise<number> {
+  const { numAffectedRows } = await sql`
+    delete from commands where id in (
+      select id from commands
+      where finished_at < clock_timestamp() - make_interval(secs => ${recordSeconds})
+      limit ${batchMax} for update skip locked)`.execute(db)
+  return Number(numAffectedRows)
 }

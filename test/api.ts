@@ -22,8 +22,19 @@ export type Call = {
   headers?: Record<string, string>
 }
 
+const unlimited = {
+  RATE_LIMIT_USER_PER_MINUTE: 0,
+  RATE_LIMIT_GLOBAL_PER_MINUTE: 0,
+  HTTP_REQUEST_TIMEOUT: 30,
+  TRUSTED_PROXIES: undefined,
+}
+
 /** No limits unless given; `over` replaces parts. */
-export async function openApi(database: Database, over: Partial<ServerParts> = {}) {
+export async function openApi(
+  database: Database,
+  over: Partial<Omit<ServerParts, 'config'>> = {},
+  limits: Partial<ServerParts['config']> = {},
+) {
   const { db } = database
   const jobs = openJobs(database)
   const commands = createCommands({ db, ttlSeconds: 900 })
@@ -41,8 +52,7 @@ export async function openApi(database: Database, over: Partial<ServerParts> = {
     }),
     idempotency: openIdempotency(db),
     limits: openLimits(db),
-    limitUserPerMinute: 0,
-    limitGlobalPerMinute: 0,
+    config: { ...unlimited, ...limits },
     run: commands.run,
     ...over,
   })

@@ -369,7 +369,7 @@ describe('a repeated request', () => {
 
 describe('a limit', () => {
   test('of a user’s writes refuses the one too many, and charges no replay', async () => {
-    const limited = await openApi(database.database, { limitUserPerMinute: 2 })
+    const limited = await openApi(database.database, {}, { RATE_LIMIT_USER_PER_MINUTE: 2 })
     const user = `user-${randomUUID()}`
     const body = { event_id: eventId, quantity: 1 }
     const key = newKey()
@@ -396,7 +396,7 @@ describe('a limit', () => {
   })
 
   test('of all counts reads too', async () => {
-    const limited = await openApi(database.database, { limitGlobalPerMinute: 1 })
+    const limited = await openApi(database.database, {}, { RATE_LIMIT_GLOBAL_PER_MINUTE: 1 })
     const first = await limited.call('GET', `events/${eventId}`)
     const second = await limited.call('GET', `events/${eventId}`)
     assert.deepEqual([first.status, second.status], [200, 429])

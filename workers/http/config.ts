@@ -21,7 +21,6 @@ export const httpSettings = {
   ...commonSettings,
   HTTP_HOST: requiredText({ doc: 'address the API listens on', fallback: '127.0.0.1' }),
   HTTP_PORT: int({ doc: 'port the API listens on; 0: any free one', fallback: 8080, max: 65535 }),
-  DATABASE_POOL: int({ doc: 'connections to Postgres at most', fallback: 10, min: 2, max: 200 }),
   REDIS_URL: {
     doc: 'limits and the idempotency fast path; unset: Postgres does both',
     secret: true,

@@ -18,6 +18,7 @@ import {
 import type { Limit, RateLimiter } from '../../domain/limits.ts'
 import type { Authenticate, Caller } from './auth.ts'
 import type { Command } from './commands.ts'
+import type { HttpConfig } from './config.ts'
 import { fieldErrors, invalid } from './validation.ts'
 
 /** Who may call a route. `self`: the user named in the path, or an internal program; `any`: whoever is known. */
@@ -50,8 +51,7 @@ export type GuardParts = {
   auth: Authenticate
   idempotency: IdempotencyStore
   limits: RateLimiter
-  limitUserPerMinute: number
-  limitGlobalPerMinute: number
+  config: Pick<HttpConfig, 'RATE_LIMIT_USER_PER_MINUTE' | 'RATE_LIMIT_GLOBAL_PER_MINUTE'>
   run: Run
   /** Makes a durable job of the command and answers 202. */
   runLater(
@@ -125,16 +125,16 @@ export function createGuard(parts: GuardParts) {
     }
   }
 
+  const userLimit = parts.config.RATE_LIMIT_USER_PER_MINUTE
+  const globalLimit = { subject: 'global', perMinute: parts.config.RATE_LIMIT_GLOBAL_PER_MINUTE }
+
   /** The user first: one who asks too often must not use up what all share. */
   async function charge(request: FastifyRequest, reply: FastifyReply, isWrite: boolean) {
     const userId = request.caller?.userId
-    if (isWrite && userId !== undefined && parts.limitUserPerMinute > 0) {
-      const limit = { subject: `user:${userId}`, perMinute: parts.limitUserPerMinute }
-      await take(reply, 'user', limit)
+    if (isWrite && userId !== undefined && userLimit > 0) {
+      await take(reply, 'user', { subject: `user:${userId}`, perMinute: userLimit })
     }
-    if (parts.limitGlobalPerMinute > 0) {
-      await take(reply, 'global', { subject: 'global', perMinute: parts.limitGlobalPerMinute })
-    }
+    if (globalLimit.perMinute > 0) await take(reply, 'global', globalLimit)
   }
 
   /** Says what is left of the tightest limit (draft-ietf-httpapi-ratelimit-headers-10). */

@@ -1,5 +1,5 @@
 // Writes asked for with Prefer: respond-async. `createRunLater` makes a durable job of one and answers 202;
-// `createCommandHandler` runs such a job. Every command ends in an answer that GET /commands/{id} tells: what it decided,
+// `commandPass` runs such jobs. Every command ends in an answer that GET /commands/{id} tells: what it decided,
 // a refusal, or, when its attempts are used up, the error that kept it from being run.
 
 import { v7 as uuidv7 } from 'uuid'
@@ -9,9 +9,12 @@ import { ReceiptTaken } from '../../db/receipts.ts'
 import type { Db } from '../../db/schema.ts'
 import { CommitUnknown } from '../../db/transaction.ts'
 import type { StoredResponse } from '../../domain/idempotency.ts'
+import { jobPass } from '../jobs.ts'
+import type { Worker } from '../worker.ts'
 import { type Command, type Commands, settleByReceipt } from './commands.ts'
 import type { GuardParts } from './guard.ts'
 import { json, problem, toAppError } from './problem.ts'
+import { isUuid } from './schemas.ts'
 
 export const pendingSeconds = 1
 
@@ -43,6 +46,32 @@ function acceptedResponse(id: string): StoredResponse {
   const { status, headers, body } = json(202, { command_id: id, status: 'pending' })
   const location = `/api/v1/commands/${id}`
   return { status, headers: { ...headers, location, 'preference-applied': 'respond-async' }, body }
+}
+
+/** Jobs claimed at once. They are run together, and so are groups of one transaction (commands.ts). */
+const batchMax = 256
+const concurrency = 64
+
+/** Runs a batch of jobs of the queue `commands`. */
+export function commandPass(parts: { db: Db; jobs: Jobs; commands: Commands; worker: Worker }) {
+  const { db, jobs, worker } = parts
+  return jobPass({
+    db,
+    jobs,
+    worker,
+    queue: 'commands',
+    batchMax,
+    concurrency: worker.concurrency(concurrency),
+    decode: decodeCommandJob,
+    handle: createCommandHandler(parts),
+  })
+}
+
+/** @throws Error when the data is none of this queue's */
+function decodeCommandJob(data: unknown): CommandJob {
+  const id = (data as Partial<CommandJob> | null)?.command_id
+  if (typeof id !== 'string' || !isUuid(id)) throw new Error('command_id must be a UUID')
+  return { command_id: id }
 }
 
 /**

@@ -13,6 +13,7 @@ import parseJson from 'secure-json-parse'
 import type { Jobs } from '../../db/jobs.ts'
 import type { Db } from '../../db/schema.ts'
 import { AppError } from '../../domain/errors.ts'
+import type { HttpConfig } from './config.ts'
 import { createGuard, type GuardParts, send } from './guard.ts'
 import { createRunLater } from './later.ts'
 import { addMethods } from './methods.ts'
@@ -25,11 +26,10 @@ import { addUserRoutes } from './routes/users.ts'
 import { invalid } from './validation.ts'
 
 export type ServerParts = Omit<GuardParts, 'runLater'> & {
+  config: GuardParts['config'] & Pick<HttpConfig, 'TRUSTED_PROXIES' | 'HTTP_REQUEST_TIMEOUT'>
   db: Db
   jobs: Jobs
   log: FastifyBaseLogger
-  trustedProxies?: string[] | undefined
-  requestTimeoutSeconds?: number
   /** Told of every answer: the route's pattern, never the path that was asked for. */
   onAnswer?(method: string, route: string, status: number, seconds: number): void
 }
@@ -40,7 +40,7 @@ const headersTimeoutMs = 10_000
 const keepAliveMs = 65_000
 
 export async function createServer(parts: ServerParts): Promise<FastifyInstance> {
-  const requestTimeout = (parts.requestTimeoutSeconds ?? 30) * 1000
+  const requestTimeout = parts.config.HTTP_REQUEST_TIMEOUT * 1000
   const app = Fastify({
     loggerInstance: parts.log,
     logController: new LogController({
@@ -52,7 +52,7 @@ export async function createServer(parts: ServerParts): Promise<FastifyInstance>
     requestTimeout,
     keepAliveTimeout: keepAliveMs,
     http: { headersTimeout: Math.min(headersTimeoutMs, requestTimeout) },
-    trustProxy: parts.trustedProxies ?? false,
+    trustProxy: parts.config.TRUSTED_PROXIES ?? false,
     routerOptions: { maxParamLength: 1024 },
     // Requests that come after the close are refused below, as problems.
     return503OnClosing: false,
@@ -120,6 +120,19 @@ export async function createServer(parts: ServerParts): Promise<FastifyInstance>
     { prefix: '/api/v1' },
   )
   return app
+}
+
+/** @throws Error that names the setting, when the port is taken or not ours to take */
+export async function listen(
+  app: FastifyInstance,
+  { HTTP_HOST: host, HTTP_PORT: port }: Pick<HttpConfig, 'HTTP_HOST' | 'HTTP_PORT'>,
+): Promise<void> {
+  try {
+    await app.listen({ host, port })
+  } catch (cause) {
+    const { message } = cause as Error
+    throw new Error(`HTTP_PORT ${port} on ${host} cannot be listened on: ${message}`, { cause })
+  }
 }
 
 const requestIdSyntax = /^[\x21-\x7e]{1,128}$/

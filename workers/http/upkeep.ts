@@ -1,0 +1,34 @@
+// What the API clears up beside its requests: jobs of workers that died, asynchronous commands that were given up without
+// an answer, old commands, and what the stores keep beyond its time.
+
+import { closeDeadCommands, pruneCommands } from '../../db/commands.ts'
+import type { Jobs } from '../../db/jobs.ts'
+import type { Db } from '../../db/schema.ts'
+import { AppError } from '../../domain/errors.ts'
+import { recoverLoop } from '../jobs.ts'
+import type { Loop } from '../loop.ts'
+import type { Worker } from '../worker.ts'
+import { problem } from './problem.ts'
+import type { Stores } from './stores.ts'
+
+const givenUp = problem(
+  new AppError('INTERNAL', 'the command could not be carried out, and nothing of it was done'),
+)
+
+type Parts = { db: Db; stores: Stores; jobs: Jobs; worker: Worker }
+
+export const upkeepLoops = ({ db, stores, jobs, worker }: Parts): Loop[] => [
+  recoverLoop({ jobs, queue: 'commands', worker }),
+  {
+    name: 'commands given up',
+    pass: () => closeDeadCommands(db, givenUp),
+    idleMs: 5000,
+    upkeep: true,
+  },
+  {
+    name: 'prune',
+    pass: async () => (await stores.prune()) + (await pruneCommands(db)),
+    idleMs: 60_000,
+    upkeep: true,
+  },
+]
