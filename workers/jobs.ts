@@ -57,6 +57,8 @@ type Runtime = {
 export type JobPassOptions<T> = Runtime & {
   db: Db
   concurrency: number
+  /** How many of `count` claimed jobs may begin now; the rest goes back, no attempt spent. Left out: all. */
+  admit?(count: number): Promise<number>
   /** @throws when the payload is none of this queue's: such a job goes to the dead letter queue at once */
   decode(data: unknown): T
   /** The signal aborts when the job must be dropped: the grace is over, or its time is. */
@@ -94,6 +96,7 @@ export function jobPass<T>(options: JobPassOptions<T>): Pass {
     const { expiring, inHand } = hold(options, batch, claimedAt)
     const signal = AbortSignal.any([worker.dying, expiring])
     const waiting = [...batch]
+    let admitted = 0
     const faults: unknown[] = []
     const lane = async () => {
       for (let job = next(); job !== undefined; job = next()) {
@@ -101,12 +104,17 @@ export function jobPass<T>(options: JobPassOptions<T>): Pass {
         inHand.delete(job)
       }
     }
-    const next = () => (stopping.aborted || signal.aborted ? undefined : waiting.shift())
+    const next = () => {
+      const mayBegin = admitted > 0 && !stopping.aborted && !signal.aborted
+      if (mayBegin) admitted--
+      return mayBegin ? waiting.shift() : undefined
+    }
     try {
+      admitted = options.admit ? await options.admit(batch.length) : batch.length
       await Promise.all(Array.from({ length: Math.min(concurrency, batch.length) }, lane))
-      await jobs.release(queue, waiting)
     } finally {
       inHand.clear()
+      await jobs.release(queue, waiting)
     }
     if (faults.length > 0) throw faults[0]
     return batch.length - waiting.length
@@ -118,9 +126,9 @@ export type BatchPassOptions<T> = Runtime & {
   decode(data: unknown): T
   /**
    * Does what the jobs ask for, all in `tx`, which completes them as well. When it throws, halves are tried, so that one
-   * bad job fails alone.
+   * bad job fails alone. What it gives back is called once that is committed.
    */
-  handle(tx: Tx, jobs: Job<T>[]): Promise<void>
+  handle(tx: Tx, jobs: Job<T>[]): Promise<() => void>
 }
 
 export function batchPass<T>(options: BatchPassOptions<T>): Pass {
@@ -132,14 +140,16 @@ export function batchPass<T>(options: BatchPassOptions<T>): Pass {
       const decoded = batch.map((job) => ({ ...job, data: decodeJob(job, options.decode) }))
       // READ COMMITTED: rows of the job table are claimed, and so ours alone; what is written has keys of its own.
       const isolation = 'read committed'
-      await transaction(
+      const committed = await transaction(
         db,
         async (tx) => {
-          await options.handle(tx, decoded)
+          const tell = await options.handle(tx, decoded)
           await jobs.complete(tx, queue, batch)
+          return tell
         },
         { isolation },
       )
+      committed()
       done.inc({ queue }, batch.length)
     } catch (error) {
       if (isConnectionLost(error) || error instanceof CommitUnknown) throw error

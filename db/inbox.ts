@@ -1,0 +1,41 @@
+// What a consumer of events has seen: a message is processed once by each consumer, however often it arrives. The mark
+// commits with the message's effect, so that neither is there without the other. A library for any consumer whose effect
+// is in this database.
+
+import { sql } from 'kysely'
+import type { Db, Tx } from './schema.ts'
+
+/** How long a message is remembered (fixed): longer than anything sends one again. */
+export const rememberedSeconds = 8 * 86_400
+
+/**
+ * Marks messages as processed by `consumer` and gives those it had not seen, in their order, each once. Of two
+ * transactions with the same message the second waits for the first and sees it then. In READ COMMITTED; a conflict in
+ * SERIALIZABLE is retried by transaction().
+ */
+export async function processOnce<M extends { id: string }>(
+  tx: Tx,
+  consumer: string,
+  messages: readonly M[],
+): Promise<M[]> {
+  if (messages.length === 0) return []
+  const byId = new Map(messages.toReversed().map((message) => [message.id, message]))
+  // In the order of the ids: two batches with the same messages wait for each other in one direction only.
+  const ids = [...byId.keys()].sort()
+  const { rows } = await sql<{ message_id: string }>`
+    insert into inbox_processed (consumer, message_id)
+    select ${consumer}, * from unnest(${ids}::uuid[])
+    on conflict do nothing returning message_id`.execute(tx)
+  const fresh = new Set(rows.map((row) => row.message_id))
+  return messages.filter((message) => fresh.has(message.id) && byId.get(message.id) === message)
+}
+
+/** Forgets what is older than `rememberedSeconds`, a batch at a time. @returns how many went */
+export async function pruneInbox(db: Db, batchMax = 5000): Promise<number> {
+  const result = await sql`
+    delete from inbox_processed where ctid = any(array(
+      select ctid from inbox_processed
+      where processed_at < clock_timestamp() - ${rememberedSeconds} * interval '1 second'
+      limit ${batchMax}))`.execute(db)
+  return Number(result.numAffectedRows ?? 0)
+}

@@ -1,0 +1,88 @@
+// Turns events into the jobs they ask for, as pure rules: which event becomes which mail. A job's id is made of the
+// event's id and what it becomes, so that however the event comes a second time it asks for the same job.
+
+import { validate as isUuid, v5 as uuidv5 } from 'uuid'
+import type { NewJob } from '../../db/jobs.ts'
+import type { Recipient } from '../../db/users.ts'
+import type { EmailJob } from '../../domain/emails.ts'
+import type { CloudEvent, EventType } from '../../domain/events.ts'
+import type { QueueName } from '../../domain/queues.ts'
+
+export type Outcome = {
+  jobs: { queue: QueueName; job: NewJob }[]
+  /** Mails that nobody can get: the user has no address. */
+  unreachable: { type: EventType; userId: string; eventId: string }[]
+}
+
+/** @throws Error when it is no CloudEvent of ours */
+export function decodeEvent(data: unknown): CloudEvent {
+  const event = data as Partial<CloudEvent> | null
+  if (typeof event !== 'object' || event === null) throw new Error('an event must be an object')
+  if (event.specversion !== '1.0') throw new Error('specversion must be "1.0"')
+  for (const name of ['id', 'type', 'subject', 'time', 'sequence'] as const) {
+    if (typeof event[name] !== 'string') throw new Error(`${name} must be a text`)
+  }
+  if (!isUuid(event.id)) throw new Error('id must be a UUID')
+  if (typeof event.data !== 'object' || event.data === null) {
+    throw new Error('data must be an object')
+  }
+  return event as CloudEvent
+}
+
+/** Whom the events are for. */
+export const usersOf = (events: readonly CloudEvent[]): string[] => [
+  ...new Set(events.map((event) => event.data.user_id).filter((id) => typeof id === 'string')),
+]
+
+export function toJobs(
+  events: readonly CloudEvent[],
+  users: ReadonlyMap<string, Recipient>,
+): Outcome {
+  const outcome: Outcome = { jobs: [], unreachable: [] }
+  for (const event of events) {
+    // Push and payment jobs join here, each with its own queue.
+    const email = toEmail(event)
+    if (email === undefined) continue
+    const user = users.get(event.data.user_id)
+    if (!user?.email) {
+      const { type, id: eventId } = event
+      outcome.unreachable.push({ type, userId: event.data.user_id, eventId })
+      continue
+    }
+    const { template, payload } = email
+    const id = uuidv5(template, event.id)
+    const data = {
+      job_id: id,
+      type: 'email',
+      template,
+      recipient: user.email,
+      payload: { ...payload, locale: user.locale },
+      created_at: event.time,
+      attempts: 0,
+      max_attempts: 3,
+      ...(event.requestid === undefined ? {} : { request_id: event.requestid }),
+    } as EmailJob
+    outcome.jobs.push({ queue: 'email', job: { id, data } })
+  }
+  return outcome
+}
+
+function toEmail(event: CloudEvent): Pick<EmailJob, 'template' | 'payload'> | undefined {
+  switch (event.type) {
+    case 'order.completed':
+      return { template: 'order_confirmation', payload: orderOf(event as never) }
+    case 'ticket.generated': {
+      const { data } = event as CloudEvent<'ticket.generated'>
+      const tickets = data.tickets
+      return { template: 'ticket_delivery', payload: { ...orderOf(event as never), tickets } }
+    }
+    default:
+      return undefined
+  }
+}
+
+/** What the reader may see of an order: no ids of users or reservations. */
+function orderOf({ data }: CloudEvent<'order.completed' | 'ticket.generated'>) {
+  const { order_id, event_name, starts_at, section, quantity, seats, total } = data
+  return { order_id, event_name, starts_at, section, quantity, ...(seats && { seats }), total }
+}
