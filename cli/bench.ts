@@ -7,19 +7,16 @@ import { root } from './workers.ts'
 
 const folder = join(root, 'bench')
 
-export const bench: Command<{ name: string }> = (context) => ({
-  command: 'bench <name> [arguments..]',
+export const bench: Command<{ name?: string }> = (context) => ({
+  command: 'bench [name] [arguments..]',
   describe: 'run one of bench/*.ts; what follows its name is passed on',
   builder: (yargs) =>
     yargs
-      .positional('name', { type: 'string', demandOption: true, describe: names().join(', ') })
+      .positional('name', { type: 'string', describe: names().join(', ') })
       .parserConfiguration({ 'unknown-options-as-args': true }),
-  handler: ({ name }) => {
-    known(
-      'bench',
-      name,
-      names().map((one) => ({ name: one })),
-    )
+  handler: (args) => {
+    const all = names().map((name) => ({ name }))
+    const { name } = known('bench', args.name, all)
     const rest = context.argv.slice(context.argv.indexOf(name) + 1)
     context.become([join(folder, `${name}.ts`), ...rest], context.env)
   },

@@ -17,6 +17,14 @@ const demo: Command = (context) => ({
   handler: async () => (await import('./demo.ts')).demo(context),
 })
 
+/** `jobs` is also a word of the shell itself, which `npx jobs` runs into: this way round it always works. */
+const jobs: Command = (context) => ({
+  command: 'jobs [arguments..]',
+  describe: 'the program jobs: looks after the job table',
+  builder: (yargs) => yargs.help(false).strict(false),
+  handler: () => main('jobs', context.argv.slice(context.argv.indexOf('jobs') + 1)),
+})
+
 type Parser = ReturnType<typeof yargs>
 
 const programs = {
@@ -27,9 +35,15 @@ const programs = {
       .command(migrate(context))
       .command(check(context))
       .command(demo(context))
-      .command(bench(context)),
+      .command(bench(context))
+      .command(jobs(context)),
   jobs: (parser: Parser, context: Context) => parser.command(stats(context)),
 }
+
+const commandNames = {
+  fleet: ['up', 'run', 'migrate', 'check', 'demo', 'bench', 'jobs'],
+  jobs: ['stats'],
+} as const
 
 export async function main(program: keyof typeof programs, argv: readonly string[]): Promise<void> {
   const context: Context = {
@@ -61,16 +75,27 @@ async function parse(program: keyof typeof programs, context: Context): Promise<
     .scriptName(program)
     .usage(`$0 <command>`)
     .strict()
-    .recommendCommands()
-    .demandCommand(1, `which command? ${program} --help lists them`)
+    .demandCommand(1, 'which command?')
     .version(false)
     .help()
     .wrap(100)
     .exitProcess(false)
     .fail((message, error) => {
-      throw error ?? new Exit('usage', message)
+      // Some of yargs's own findings come as an error.
+      if (error && error.name !== 'YError') throw error
+      const fault = message || error?.message
+      throw new Exit('usage', `${fault}\n${rightUsage(program, context)}`)
     })
   await programs[program](parser, context).parseAsync()
+}
+
+/** What would have been right: the command's own page, or the commands there are. */
+function rightUsage(program: keyof typeof programs, { argv }: Context): string {
+  const names: readonly string[] = commandNames[program]
+  const given = argv.find((word) => names.includes(word))
+  return given
+    ? `${program} ${given} --help tells how it is used`
+    : `known commands: ${names.join(', ')}; ${program} --help describes them`
 }
 
 function report(program: string, { warn }: Context, error: unknown): number {

@@ -34,16 +34,18 @@ export class Exit extends Error {
   }
 }
 
-/** The name, when it is one of the known. @throws Exit 2 that lists the known */
+/** The one of that name. @throws Exit 2 that lists the known */
 export function known<T extends { name: string }>(
   kind: string,
-  name: string,
+  name: string | undefined,
   all: readonly T[],
 ): T {
   const found = all.find((one) => one.name === name)
   if (found) return found
-  const names = all.map((one) => one.name).join(', ')
-  throw new Exit('usage', `there is no ${kind} ${JSON.stringify(name)}; known: ${names}`)
+  const names = all.map((one) => one.name).join(', ') || 'none'
+  const fault =
+    name === undefined ? `which ${kind}?` : `there is no ${kind} ${JSON.stringify(name)};`
+  throw new Exit('usage', `${fault} known: ${names}`)
 }
 
 /** Absolute, and in the checkout when unset: the programs work from any folder. */

@@ -17,19 +17,18 @@ const limits = {
   grace: { type: 'number', describe: 'how long to finish what is in hand when told to stop, s' },
 } as const
 
-export const run: Command<{ worker: string }> = (context) => ({
-  command: 'run <worker>',
+export const run: Command<{ worker?: string }> = (context) => ({
+  command: 'run [worker]',
   describe: 'run one worker as this process',
   builder: (yargs) => {
     const one = yargs.positional('worker', {
       type: 'string',
-      demandOption: true,
       describe: workers.map(({ name }) => name).join(', '),
     })
     for (const [name, option] of Object.entries(limits)) {
       one.option(name, { ...option, requiresArg: option.type !== 'boolean' })
     }
-    return one as Argv<{ worker: string }>
+    return one as Argv<{ worker?: string }>
   },
   handler: async (args) => {
     const worker = known('worker', args.worker, workers)

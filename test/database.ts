@@ -24,6 +24,8 @@ export type TestDatabase = {
   close(): Promise<void>
 }
 
+const closeMaxMs = 5000
+
 const open = new Set<TestDatabase>()
 let alone = false
 
@@ -33,11 +35,15 @@ after(async () => {
   if (alone) await globalTeardown()
 })
 
-export async function testDatabase(): Promise<TestDatabase> {
+/** `empty`: without the schema. */
+export async function testDatabase({ empty = false } = {}): Promise<TestDatabase> {
   const template = new URL(await templateUrl())
   const name = `flotilla_test_${randomBytes(6).toString('hex')}`
   const url = withDatabase(template.href, name)
-  await asAdmin(template, `create database ${name} template ${template.pathname.slice(1)}`)
+  await asAdmin(
+    template,
+    `create database ${name} template ${empty ? 'template0' : template.pathname.slice(1)}`,
+  )
   const pools: Database[] = []
   const another = (title = 'test') => {
     const pool = openDatabase({ url, name: title })
@@ -52,12 +58,23 @@ export async function testDatabase(): Promise<TestDatabase> {
     open: another,
     async close() {
       if (!open.delete(self)) return
-      for (const pool of pools) await pool.close()
+      for (const pool of pools) await closePool(pool)
       await asAdmin(template, `drop database ${name} with (force)`)
     },
   }
   open.add(self)
   return self
+}
+
+/** A pool waits for every connection it lent: one that never comes back is a fault of the code under test. */
+async function closePool(pool: Database): Promise<void> {
+  const { promise, reject } = Promise.withResolvers<never>()
+  const late = setTimeout(() => {
+    const lent = pool.pool.totalCount - pool.pool.idleCount
+    reject(new Error(`${lent} connections were taken from a pool and not given back`))
+  }, closeMaxMs)
+  await Promise.race([pool.close(), promise])
+  clearTimeout(late)
 }
 
 async function templateUrl(): Promise<string> {

@@ -6,7 +6,14 @@
 import { type ChildProcess, execFileSync, spawn } from 'node:child_process'
 import { createHash, randomBytes } from 'node:crypto'
 import { once } from 'node:events'
-import { existsSync, mkdtempSync, readdirSync, readFileSync, realpathSync } from 'node:fs'
+import {
+  chmodSync,
+  existsSync,
+  mkdtempSync,
+  readdirSync,
+  readFileSync,
+  realpathSync,
+} from 'node:fs'
 import { createServer } from 'node:net'
 import { tmpdir } from 'node:os'
 import { delimiter, dirname, join } from 'node:path'
@@ -66,6 +73,8 @@ async function dockerPostgres(): Promise<string | undefined> {
 
 async function privatePostgres(): Promise<string> {
   const dataDir = mkdtempSync(join(tmpdir(), 'flotilla-test-'))
+  // As root the server runs as another user, who has to get in.
+  chmodSync(dataDir, 0o755)
   const guard = startGuard()
   guard.watch({ dir: dataDir })
   const bin = postgresOnPath()
