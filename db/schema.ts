@@ -144,6 +144,7 @@ export type Schema = {
     expires_at: Date | null
     created_at: Made
   }
+  rate_buckets: { name: string; tokens: number; filled_at: Date }
   webhook_events: { provider: string; id: string; payload: Json<unknown>; received_at: Made }
 }
 

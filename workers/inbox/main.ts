@@ -1,12 +1,12 @@
 // The inbox worker: consumes domain events and makes the jobs they ask for.
 
-import { Counter } from 'prom-client'
 import { openJobs } from '../../db/jobs.ts'
 import { readConfig } from '../config.ts'
 import { recoverLoop } from '../jobs.ts'
 import { main } from '../worker.ts'
 import { inboxSettings } from './config.ts'
 import { inboxPass, prunePass } from './inbox.ts'
+import { createInboxMetrics } from './metrics.ts'
 
 await main({
   name: 'inbox',
@@ -19,16 +19,8 @@ await main({
     const { db } = database
     const onError = (error: Error) => log.warn({ err: error }, 'upkeep of the job table failed')
     const jobs = openJobs({ ...database, upkeep: true, onError })
-    const events = new Counter({ name: 'inbox_events_total', help: 'Events', labelNames: ['as'] })
-    const pass = inboxPass({
-      db,
-      jobs,
-      worker,
-      batchMax: config.INBOX_BATCH,
-      onProcessed(counts) {
-        for (const [as, count] of Object.entries(counts)) events.inc({ as }, count)
-      },
-    })
+    const batchMax = config.INBOX_BATCH
+    const pass = inboxPass({ db, jobs, worker, batchMax, ...createInboxMetrics() })
     return {
       loops: [
         { name: 'inbox', pass, idleMs: config.INBOX_POLL_MS },

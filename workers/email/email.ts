@@ -1,0 +1,78 @@
+// Sends the mails of the queue `email` (kind b: claimed, sent with no transaction open, settled under the claim), as
+// many a second as the bucket shared by all instances lets through. A job may be sent a second time when its worker died
+// between the provider's yes and its own note of it; both carry the same Message-Id.
+
+import type { Job, Jobs } from '../../db/jobs.ts'
+import { countTokens, type Rate, takeTokens } from '../../db/rates.ts'
+import type { Db } from '../../db/schema.ts'
+import { decodeEmailJob, type EmailJob, type EmailTemplate } from '../../domain/emails.ts'
+import { jobPass, RetryAfter, Unrecoverable } from '../jobs.ts'
+import type { Pass } from '../loop.ts'
+import type { Worker } from '../worker.ts'
+import type { EmailProvider } from './provider.ts'
+import { createRenderer } from './templates.ts'
+
+export type EmailOptions = {
+  db: Db
+  jobs: Jobs
+  provider: EmailProvider
+  from: string
+  /** Mails a second over all instances. */
+  perSecond: number
+  batchMax: number
+  concurrency: number
+  worker: Pick<Worker, 'log' | 'failed' | 'dying'>
+  onSent?(template: EmailTemplate): void
+  /** Given up for good. */
+  onFailed?(template: EmailTemplate): void
+}
+
+export function emailPass(options: EmailOptions): Pass {
+  const { db, jobs, provider, from, perSecond, batchMax, concurrency, worker } = options
+  const rate: Rate = { name: 'email', perSecond, burst: perSecond }
+  const render = createRenderer()
+  let waitMs = 0
+
+  async function admit(count: number): Promise<number> {
+    const tokens = await takeTokens(db, rate, count)
+    waitMs = tokens.granted < count ? tokens.waitMs : 0
+    return tokens.granted
+  }
+
+  async function handle(job: Job<EmailJob>, signal: AbortSignal): Promise<void> {
+    const { job_id: id, template, recipient: to, created_at, request_id } = job.data
+    const { subject, html, text } = render(job.data)
+    const mail = { id, from, to, subject, html, text, date: new Date(created_at) }
+    const outcome = await provider.send(mail, signal)
+    if (outcome.is === 'sent') {
+      worker.log.info({ job_id: id, template, request_id, provider: provider.name }, 'mail sent')
+      options.onSent?.(template)
+      return
+    }
+    const last = outcome.is === 'rejected' || job.attempt >= job.attemptsMax
+    if (last) options.onFailed?.(template)
+    if (outcome.is === 'rejected') throw new Unrecoverable(outcome.why)
+    throw new RetryAfter(outcome.afterMs, outcome.why)
+  }
+
+  const pass = jobPass({
+    db,
+    jobs,
+    queue: 'email',
+    batchMax,
+    concurrency,
+    worker,
+    admit,
+    decode: decodeEmailJob,
+    handle,
+  })
+
+  return async (signal, handledMax) => {
+    // Asked before claiming: jobs that may not go out yet are not taken from the queue and put back.
+    const { granted, waitMs: untilNextMs } = await countTokens(db, rate)
+    if (granted === 0) return { waitMs: untilNextMs }
+    waitMs = 0
+    const handled = await pass(signal, Math.min(handledMax, granted))
+    return handled === 0 && waitMs > 0 ? { waitMs } : handled
+  }
+}
