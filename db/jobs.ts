@@ -6,6 +6,7 @@
 import { type Kysely, sql } from 'kysely'
 import type pg from 'pg'
 import { PgBoss } from 'pg-boss'
+import { v7 as uuidv7 } from 'uuid'
 import {
   attemptsMax,
   deadLetterOf,
@@ -53,7 +54,7 @@ export type Recovered = { job: Job; became: Failed; why: string }
 export type Jobs = {
   /** In the order given. Inside a transaction they come to be with its commit. */
   send(on: Db | Tx, queue: QueueName, jobs: readonly NewJob[]): Promise<void>
-  /** Claims up to `batchMax` jobs that are due, oldest first. They stay ours while `touch` says so. */
+  /** Claims up to `batchMax` jobs that are due, the oldest, in their order. They stay ours while `touch` says so. */
   fetch(queue: QueueName, batchMax: number): Promise<Job[]>
   /** @returns how many were still ours */
   complete(on: Db | Tx, queue: QueueName, jobs: readonly Job[]): Promise<number>
@@ -170,16 +171,14 @@ export function openJobs({ db, pool, upkeep = false, onError }: JobsOptions): Jo
     async fetch(queue, batchMax) {
       const boss = await ready()
       const rows = await boss.fetch(queue, { batchSize: batchMax, includeMetadata: true })
-      return rows
-        .sort((a, b) => b.priority - a.priority || a.createdOn.getTime() - b.createdOn.getTime())
-        .map((row) => ({
-          id: row.id,
-          queue,
-          data: row.data,
-          attempt: row.retryCount + 1,
-          attemptsMax: row.retryLimit + 1,
-          createdAt: row.createdOn,
-        }))
+      return rows.sort(byAge).map((row) => ({
+        id: row.id,
+        queue,
+        data: row.data,
+        attempt: row.retryCount + 1,
+        attemptsMax: row.retryLimit + 1,
+        createdAt: row.createdOn,
+      }))
     },
 
     async complete(on, queue, jobs) {
@@ -222,9 +221,15 @@ export function openJobs({ db, pool, upkeep = false, onError }: JobsOptions): Jo
 
 const readCommitted = { isolation: 'read committed' } as const
 
-const toInsert = ({ id, data, delayMs, priority }: NewJob) => ({
+type Aged = { priority: number; createdOn: Date; id: string }
+
+const byAge = (a: Aged, b: Aged): number =>
+  b.priority - a.priority || a.createdOn.getTime() - b.createdOn.getTime() || (a.id < b.id ? -1 : 1)
+
+/** A UUID v7 tells the order of jobs that were sent together, and so have one created_on. */
+const toInsert = ({ id = uuidv7(), data, delayMs, priority }: NewJob) => ({
+  id,
   data,
-  ...(id === undefined ? {} : { id }),
   ...(priority === undefined ? {} : { priority }),
   ...(delayMs === undefined ? {} : { startAfter: `${Math.round(delayMs)} milliseconds` }),
 })

@@ -1,0 +1,486 @@
+// The life of a worker: its command line, its loop, its passes over jobs, and a whole process from start to end.
+
+import assert from 'node:assert/strict'
+import { fork } from 'node:child_process'
+import { once } from 'node:events'
+import { createServer } from 'node:net'
+import { join } from 'node:path'
+import { after, before, beforeEach, describe, test } from 'node:test'
+import { sql } from 'kysely'
+import { type Jobs, openJobs } from '../db/jobs.ts'
+import {
+  batchPass,
+  jobPass,
+  Postpone,
+  RetryAfter,
+  recoverLoop,
+  Unrecoverable,
+} from '../workers/jobs.ts'
+import { createBudget, describeLimits, parseLimits, UsageError } from '../workers/limits.ts'
+import { createLog } from '../workers/log.ts'
+import { backoffDelayMs, createLoopState, type Loop, runLoop } from '../workers/loop.ts'
+import { type TestDatabase, testDatabase } from './database.ts'
+import { exited, startWorker, until } from './worker.ts'
+
+const all = Number.POSITIVE_INFINITY
+const silent = createLog('test', 'silent')
+
+describe('the limits', () => {
+  test('are read from the command line', () => {
+    assert.deepEqual(parseLimits([]), { once: false, graceSeconds: 25 })
+    const argv =
+      '--limit 5 --time-limit=55 --memory-limit 128M --failure-limit 3 --once --concurrency 4 --grace 0'
+    assert.deepEqual(parseLimits(argv.split(' ')), {
+      limit: 5,
+      timeLimitSeconds: 55,
+      memoryLimitBytes: 134_217_728,
+      failureLimit: 3,
+      once: true,
+      concurrency: 4,
+      graceSeconds: 0,
+    })
+  })
+
+  test('are refused when they are none, with what is right', () => {
+    const wrong: [string[], RegExp][] = [
+      [['--limit', '0'], /--limit must be a whole number above 0 \(it is "0"\)/],
+      [['--memory-limit', 'much'], /a size such as 128M or 1G/],
+      [['--limits', '5'], /Unknown option '--limits'/],
+      [['fast'], /fast/],
+    ]
+    for (const [argv, message] of wrong) {
+      assert.throws(
+        () => parseLimits(argv),
+        (error) => error instanceof UsageError && message.test(error.message),
+      )
+    }
+  })
+
+  test('say what will stop the worker', () => {
+    assert.equal(describeLimits(parseLimits([])), 'runs until it is told to stop')
+    assert.equal(
+      describeLimits(parseLimits(['--limit=5', '--memory-limit=1G'])),
+      'stops by itself when it has handled 5 messages, or more than 1024 MB are resident',
+    )
+  })
+
+  test('are reached by messages, failures, time and memory', () => {
+    let [now, resident] = [0, 100]
+    const budget = (argv: string[]) =>
+      createBudget(parseLimits(argv), { nowMs: () => now, residentBytes: () => resident })
+    const some = budget(['--limit=5', '--failure-limit=2'])
+    some.handled(3)
+    assert.deepEqual([some.handledMax, some.reached()], [2, undefined])
+    some.failed(2)
+    assert.match(some.reached() ?? '', /2 failures/)
+    some.handled(2)
+    assert.match(some.reached() ?? '', /5 messages/)
+    const bounded = budget(['--time-limit=1', '--memory-limit=1K'])
+    assert.equal(bounded.reached(), undefined)
+    now = 1000
+    assert.match(bounded.reached() ?? '', /time limit of 1 s/)
+    ;[now, resident] = [0, 2000]
+    assert.match(bounded.reached() ?? '', /memory limit/)
+  })
+})
+
+describe('the loop', () => {
+  const run = async (loop: Loop, argv: string[] = []) => {
+    const stopping = new AbortController()
+    const limits = parseLimits(argv)
+    const seen = { handled: 0, failed: 0, reason: '' }
+    const state = createLoopState(loop)
+    await runLoop(loop, state, {
+      signal: stopping.signal,
+      budget: createBudget(limits),
+      once: limits.once,
+      log: silent,
+      observer: {
+        passed(_loop, count) {
+          seen.handled += count
+        },
+        failed() {
+          seen.failed++
+        },
+      },
+      stop(reason) {
+        seen.reason = reason
+        stopping.abort()
+      },
+    })
+    return { ...seen, state }
+  }
+
+  test('passes on at once while there is something, until there is nothing', async () => {
+    const outcomes = [3, 2, 0, 9]
+    const pass = async () => outcomes.shift() as number
+    const { handled } = await run({ name: 'test', pass, idleMs: 1e6 }, ['--once'])
+    assert.equal(handled, 5)
+    assert.deepEqual(outcomes, [9])
+  })
+
+  test('stops between passes at the limit, and asks for no more than is left', async () => {
+    const asked: number[] = []
+    const pass = async (_signal: AbortSignal, handledMax: number) => {
+      asked.push(handledMax)
+      return Math.min(4, handledMax)
+    }
+    const { handled, reason } = await run({ name: 'test', pass, idleMs: 1 }, ['--limit=10'])
+    assert.deepEqual([handled, asked], [10, [10, 6, 2]])
+    assert.equal(reason, 'the limit of 10 messages')
+  })
+
+  test('outlives a pass that throws, and is well again after a good one', async () => {
+    let calls = 0
+    const pass = async () => {
+      calls++
+      if (calls === 1) throw new Error('the database is away')
+      return 0
+    }
+    const { failed, state } = await run({ name: 'test', pass, idleMs: 1 }, ['--once'])
+    assert.deepEqual([calls, failed], [2, 1])
+    assert.deepEqual([state.good, state.failures, state.lastError], [true, 0, undefined])
+  })
+
+  test('ends after --failure-limit', async () => {
+    const pass = () => Promise.reject(new Error('no'))
+    const { failed, reason } = await run({ name: 'test', pass, idleMs: 1 }, ['--failure-limit=1'])
+    assert.deepEqual([failed, reason], [1, 'the limit of 1 failures'])
+  })
+
+  test('waits as long as a pass says, and does not take that for the end', async () => {
+    const outcomes = [{ waitMs: 1 }, 2, 0]
+    const pass = async () => outcomes.shift() as number
+    const { handled } = await run({ name: 'test', pass, idleMs: 1e6 }, ['--once'])
+    assert.equal(handled, 2)
+  })
+
+  test('waits longer and longer after failures, up to 30 s, half of it random', () => {
+    const delays = [1, 2, 3, 10].map((n) => [backoffDelayMs(n, 0), backoffDelayMs(n, 1)])
+    assert.deepEqual(delays, [
+      [250, 500],
+      [500, 1000],
+      [1000, 2000],
+      [15_000, 30_000],
+    ])
+  })
+})
+
+describe('a pass over jobs', () => {
+  let fresh: TestDatabase
+  let jobs: Jobs
+  let failures: number
+  let stopping: AbortController
+  let dying: AbortController
+
+  before(async () => {
+    fresh = await testDatabase()
+    jobs = openJobs(fresh.database)
+  })
+  after(() => jobs.close())
+  beforeEach(async () => {
+    await sql`delete from pgboss.job`.execute(fresh.db)
+    failures = 0
+    stopping = new AbortController()
+    dying = new AbortController()
+  })
+
+  const worker = () => ({
+    log: silent,
+    failed(count: number) {
+      failures += count
+    },
+    dying: dying.signal,
+  })
+  const shared = () => ({ jobs, db: fresh.db, queue: 'inbox', worker: worker() }) as const
+  const number = (data: unknown) => {
+    const { n } = data as { n: number }
+    if (typeof n !== 'number') throw new Error('n must be a number')
+    return n
+  }
+  const send = (...data: object[]) =>
+    jobs.send(
+      fresh.db,
+      'inbox',
+      data.map((one) => ({ data: one })),
+    )
+  const rows = async (queue = 'inbox') => {
+    const { rows } = await sql<{ n: number; state: string; attempts: number; inMs: number }>`
+      select (data->>'n')::int as n, state, retry_count as attempts,
+        (extract(epoch from start_after - clock_timestamp()) * 1000)::float8 as "inMs"
+      from pgboss.job where name = ${queue} order by data->>'n'`.execute(fresh.db)
+    return rows
+  }
+  const numbers = (count: number) => Array.from({ length: count }, (_, n) => ({ n }))
+
+  test('completes what its handler did, so many at once and no more', async () => {
+    await send(...numbers(20))
+    let [running, most] = [0, 0]
+    const pass = jobPass({
+      ...shared(),
+      batchMax: 20,
+      concurrency: 4,
+      decode: number,
+      async handle() {
+        most = Math.max(most, ++running)
+        await new Promise((resolve) => setImmediate(resolve))
+        running--
+      },
+    })
+    assert.equal(await pass(stopping.signal, all), 20)
+    assert.equal(await pass(stopping.signal, all), 0)
+    assert.equal(most, 4)
+    assert.deepEqual(new Set((await rows()).map((row) => row.state)), new Set(['completed']))
+  })
+
+  test('settles each failure as its kind asks', async () => {
+    await send(...numbers(5), { n: 'five' })
+    const pass = jobPass({
+      ...shared(),
+      batchMax: 20,
+      concurrency: 2,
+      decode: number,
+      async handle({ data: n }) {
+        if (n === 0) throw new Error('no')
+        if (n === 1) throw new RetryAfter(20_000, 'busy')
+        if (n === 2) throw new Postpone(60_000, 'not now')
+        if (n === 3) throw new Unrecoverable('never')
+      },
+    })
+    const found = await sql`update pgboss.job set data = '{"n": null}' where data->>'n' = 'five'`
+    await found.execute(fresh.db)
+    assert.equal(await pass(stopping.signal, all), 6)
+    const about = (ms: number) => Math.round(ms / 1000) + 0
+    assert.deepEqual(
+      (await rows()).map(({ n, state, inMs }) => [n, state, state === 'failed' ? 0 : about(inMs)]),
+      [
+        [0, 'retry', 1],
+        [1, 'retry', 20],
+        [2, 'created', 60],
+        [3, 'failed', 0],
+        [4, 'completed', 0],
+        [null, 'failed', 0],
+      ],
+    )
+    assert.deepEqual(
+      (await rows('inbox.dead')).map((row) => row.n),
+      [3, null],
+    )
+    // A postponed job did not fail.
+    assert.equal(failures, 4)
+  })
+
+  test('gives back what it did not begin when it is told to stop', async () => {
+    await send(...numbers(10))
+    const pass = jobPass({
+      ...shared(),
+      batchMax: 10,
+      concurrency: 1,
+      decode: number,
+      async handle({ data: n }) {
+        if (n === 2) stopping.abort()
+      },
+    })
+    assert.equal(await pass(stopping.signal, all), 3)
+    assert.deepEqual(
+      (await rows()).map(({ state, attempts }) => [state, attempts]),
+      [...Array(3).fill(['completed', 0]), ...Array(7).fill(['created', 0])],
+    )
+  })
+
+  test('gives back what it had to drop when the grace is over', async () => {
+    await send(...numbers(1))
+    const pass = jobPass({
+      ...shared(),
+      batchMax: 1,
+      concurrency: 1,
+      decode: number,
+      async handle(_job, signal) {
+        dying.abort()
+        signal.throwIfAborted()
+      },
+    })
+    await pass(stopping.signal, all)
+    assert.deepEqual(
+      (await rows()).map(({ state, attempts }) => [state, attempts]),
+      [['created', 0]],
+    )
+    assert.equal(failures, 0)
+  })
+
+  test('commits a batch with its effect, and lets one bad job fail alone', async () => {
+    await sql`create table effects (n int primary key)`.execute(fresh.db)
+    await send(...numbers(8))
+    const committed: number[] = []
+    const pass = batchPass({
+      ...shared(),
+      batchMax: 10,
+      decode: number,
+      async handle(tx, batch) {
+        for (const { data: n } of batch) {
+          await sql`insert into effects values (${n})`.execute(tx)
+          if (n === 5) throw new Error('bad')
+        }
+        return () => committed.push(...batch.map((job) => job.data))
+      },
+    })
+    assert.equal(await pass(stopping.signal, all), 8)
+    const effects = await sql<{ n: number }>`select n from effects order by n`.execute(fresh.db)
+    assert.deepEqual(
+      effects.rows.map((row) => row.n),
+      [0, 1, 2, 3, 4, 6, 7],
+    )
+    assert.deepEqual(committed.sort(), [0, 1, 2, 3, 4, 6, 7])
+    assert.deepEqual(
+      (await rows()).filter(({ state }) => state !== 'completed').map(({ n, state }) => [n, state]),
+      [[5, 'retry']],
+    )
+  })
+
+  test('runs the jobs of a dead worker again', async () => {
+    await send(...numbers(2))
+    await jobs.fetch('inbox', 2)
+    const { pass } = recoverLoop({ jobs, queue: 'inbox', worker: worker() })
+    assert.equal(await pass(stopping.signal, all), 0)
+    await sql`update pgboss.job set heartbeat_on = heartbeat_on - interval '11 s'`.execute(fresh.db)
+    assert.equal(await pass(stopping.signal, all), 2)
+    assert.deepEqual(
+      (await jobs.fetch('inbox', 9)).map((job) => job.attempt),
+      [2, 2],
+    )
+  })
+})
+
+describe('a worker process', () => {
+  let fresh: TestDatabase
+  before(async () => {
+    fresh = await testDatabase()
+  })
+
+  const freePort = async () => {
+    const server = createServer().listen(0, '127.0.0.1')
+    await once(server, 'listening')
+    return { server, port: (server.address() as { port: number }).port }
+  }
+  const ask = async (port: number, path: string) => {
+    const response = await fetch(`http://127.0.0.1:${port}${path}`)
+    return { status: response.status, body: await response.text() }
+  }
+  const said = (message: string) => (line: Record<string, unknown>) => line.msg === message
+
+  test('tells wrong usage with exit 2, and every bad setting with exit 78', async () => {
+    const misused = startWorker('expiry', fresh.url, ['--limit', 'many'])
+    assert.equal(await exited(misused), 2)
+    assert.match(misused.output(), /--limit must be a whole number above 0 .*\nusage:/)
+    const env = { EXPIRY_BATCH: 'lots', LOG_LEVEL: 'loud' }
+    const misconfigured = startWorker('expiry', 'mysql://me:secret@host/db', [], env)
+    assert.equal(await exited(misconfigured), 78)
+    const lines = misconfigured.output().trim().split('\n')
+    assert.equal(lines.length, 3)
+    assert.match(lines.join(), /DATABASE_URL must be.*LOG_LEVEL must be.*EXPIRY_BATCH must be/)
+    assert.ok(!misconfigured.output().includes('secret'))
+  })
+
+  test('stops by itself at --time-limit, and says so at the start', async () => {
+    const worker = startWorker('expiry', fresh.url, ['--time-limit=1'])
+    assert.equal(await exited(worker), 0, worker.output())
+    assert.ok(worker.lines().some(said('stops by itself when 1 s have passed')))
+    assert.ok(worker.lines().some((line) => line.reason === 'the time limit of 1 s'))
+  })
+
+  test('exits with 78 on a schema newer than its code', async () => {
+    const newer = await testDatabase()
+    await sql`insert into schema_migrations (name, timestamp) values ('9999_future', 'now')`.execute(
+      newer.db,
+    )
+    const worker = startWorker('expiry', newer.url)
+    assert.equal(await exited(worker), 78, worker.output())
+    assert.match(worker.output(), /newer than this code \(9999_future\)/)
+    await newer.close()
+  })
+
+  test('waits for a schema that is behind, and works once it is migrated', async () => {
+    const behind = await testDatabase()
+    await sql`update schema_migrations set name = name || '_'`.execute(behind.db)
+    await sql`alter table schema_migrations rename to mislaid`.execute(behind.db)
+    const { port, server } = await freePort()
+    server.close()
+    const worker = startWorker('expiry', behind.url, [], { METRICS_PORT: String(port) })
+    await until(() => /waits for `fleet migrate`/.test(worker.output()))
+    assert.deepEqual(await ask(port, '/readyz'), {
+      status: 503,
+      body: '{"status":"unavailable","reasons":["starting"]}\n',
+    })
+    await sql`alter table mislaid rename to schema_migrations`.execute(behind.db)
+    await sql`update schema_migrations set name = rtrim(name, '_')`.execute(behind.db)
+    await until(async () => (await ask(port, '/readyz')).status === 200)
+    worker.process.kill('SIGTERM')
+    assert.equal(await exited(worker), 0, worker.output())
+    await behind.close()
+  })
+
+  test('shows its health and its metrics, and loses readiness with its database', async () => {
+    const own = await testDatabase()
+    const { port, server } = await freePort()
+    server.close()
+    const env = { METRICS_PORT: String(port), OUTBOX_POLL_MS: '20' }
+    const worker = startWorker('outbox', own.url, [], env)
+    await until(() => worker.lines().some(said('relays domain events')))
+    await until(async () => (await ask(port, '/readyz')).status === 200)
+    assert.equal((await ask(port, '/healthz')).status, 200)
+    const metrics = await ask(port, '/metrics')
+    assert.match(metrics.body, /^worker_passes_total\{loop="relay"\} [1-9]/m)
+    assert.match(metrics.body, /^outbox_lag_rows 0$/m)
+    assert.match(metrics.body, /^process_resident_memory_bytes \d/m)
+    assert.equal((await ask(port, '/')).status, 404)
+    // Every connection is cut, and none is let in: the worker is not ready, and lives.
+    const name = new URL(own.url).pathname.slice(1)
+    const admin = fresh.db
+    await sql`alter database ${sql.id(name)} allow_connections false`.execute(admin)
+    await sql`select pg_terminate_backend(pid) from pg_stat_activity
+      where datname = ${name}`.execute(admin)
+    await until(async () => (await ask(port, '/readyz')).status === 503)
+    assert.equal((await ask(port, '/healthz')).status, 200)
+    assert.equal((await ask(port, '/metrics')).status, 200)
+    await sql`alter database ${sql.id(name)} allow_connections true`.execute(admin)
+    await until(async () => (await ask(port, '/readyz')).status === 200)
+    assert.equal(worker.process.exitCode, null)
+    worker.process.kill('SIGTERM')
+    assert.equal(await exited(worker), 0, worker.output())
+    await own.close()
+  })
+
+  test('takes another metrics port than its own when that is taken, not than the one asked for', async () => {
+    const { port, server } = await freePort()
+    const asked = startWorker('expiry', fresh.url, [], { METRICS_PORT: String(port) })
+    assert.equal(await exited(asked), 78)
+    assert.match(asked.output(), /METRICS_PORT \d+ on 127\.0\.0\.1 cannot be listened on/)
+    server.close()
+    const [first, second] = [1, 2].map(() =>
+      startWorker('expiry', fresh.url, [], { METRICS_PORT: '' }),
+    )
+    assert.ok(first && second)
+    for (const worker of [first, second]) {
+      await until(() => worker.lines().some((line) => line.metrics !== undefined))
+      worker.process.kill('SIGTERM')
+      assert.equal(await exited(worker), 0, worker.output())
+    }
+    const ports = [first, second].map((w) => w.lines().find((line) => line.metrics)?.metrics)
+    assert.equal(new Set(ports).size, 2)
+  })
+
+  test('stops when its supervisor is gone', async () => {
+    const main = join(import.meta.dirname, '..', 'workers', 'expiry', 'main.ts')
+    const env = { PATH: process.env.PATH, DATABASE_URL: fresh.url, METRICS_PORT: '0' }
+    const child = fork(main, { env, silent: true })
+    let output = ''
+    child.stdout?.on('data', (chunk) => {
+      output += chunk
+    })
+    await until(() => output.includes('runs until it is told to stop'))
+    child.disconnect()
+    const [code] = await once(child, 'exit')
+    assert.equal(code, 0, output)
+    assert.match(output, /its supervisor is gone/)
+  })
+})
