@@ -539,6 +539,15 @@ describe('the description', () => {
   test('has a page that loads nothing from elsewhere', async () => {
     const page = await api.call('GET', '/docs/')
     assert.equal(page.status, 200)
-    assert.doesNotMatch(page.text, /(src|href)="https?:/)
+    assert.doesNotMatch(page.text, /(src|href)="(https?:)?\/\//)
+    assert.match(String(page.headers['content-security-policy']), /default-src 'self'/)
+    const files = [...page.text.matchAll(/(?:src|href)="\.?\/?([^"]+)"/g)].map(([, file]) => file)
+    assert.ok(files.length > 3)
+    for (const file of files) {
+      const path = file?.startsWith('docs') ? `/${file}` : `/docs/${file}`
+      assert.equal((await api.call('GET', path)).status, 200, path)
+    }
+    assert.equal((await api.call('HEAD', '/openapi.json')).status, 200)
+    assert.equal((await api.call('GET', '/docs/../../package.json')).status, 404)
   })
 })

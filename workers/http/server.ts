@@ -101,7 +101,7 @@ export async function createServer(parts: ServerParts): Promise<FastifyInstance>
     done(null, payload)
   })
 
-  await addOpenApi(app)
+  addOpenApi(app)
   const methods = addMethods(app)
   await app.register(
     async (api) => {
