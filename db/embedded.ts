@@ -75,6 +75,8 @@ const defaults = {
 
 /** Recovery after a crash may take a while; the process being alive, waiting is right. */
 const readyMaxMs = 300_000
+/** A backend sees at once that its postmaster died, but may be in the middle of something. */
+const orphansMaxMs = 30_000
 const logMaxBytes = 8 * 1024 * 1024
 const databaseName = 'flotilla'
 
@@ -84,7 +86,7 @@ export async function startEmbedded(options: EmbeddedOptions): Promise<Embedded>
   const running = await adopt(place.home)
   if (running) return running
   makeData(place, options)
-  mendLock(place, options.note)
+  await mendLock(place, options.note)
   for (let attempt = 1; ; attempt++) {
     const port = await choosePort(place, attempt > 1)
     const child = spawnServer(place, port, options)
@@ -207,12 +209,7 @@ function makeData(place: Place, { fsync = true, note = () => {} }: EmbeddedOptio
 /** In containers a new process soon has the number of a dead one, so age has its say too. */
 function isBeingMade(path: string, pid: number): boolean {
   if (pid === process.pid || !existsSync(path)) return false
-  try {
-    process.kill(pid, 0)
-  } catch (error) {
-    if (codeOf(error) === 'ESRCH') return false
-  }
-  return Date.now() - statSync(path).mtimeMs < 600_000
+  return isAlive(pid) && Date.now() - statSync(path).mtimeMs < 600_000
 }
 
 function checkData({ home, major }: Place): void {
@@ -260,12 +257,50 @@ function keep({ home, account }: Place, name: string, text: string): void {
   if (account) chownSync(path, account.uid, account.gid)
 }
 
-/** Only reached when no postgres of this folder lives. */
-function mendLock({ home }: Place, note: EmbeddedOptions['note']): void {
-  const lock = join(home, 'data', 'postmaster.pid')
+/**
+ * After a crash. Postgres itself takes over the lock of a dead process, but not when its number was given to another
+ * one since. Backends that outlive their postmaster for a moment must be gone first: the lock guards against them too.
+ */
+async function mendLock({ home }: Place, note: EmbeddedOptions['note']): Promise<void> {
+  const data = join(home, 'data')
+  const lock = join(data, 'postmaster.pid')
   if (!existsSync(lock)) return
-  rmSync(lock, { force: true })
-  note?.('the database was not shut down the last time: removed its stale lock, it recovers now')
+  const give = Date.now() + orphansMaxMs
+  for (let orphans = processesIn(data); orphans.length > 0; orphans = processesIn(data)) {
+    if (liveServer(home)) return
+    if (Date.now() > give) {
+      throw new EmbeddedError(
+        `processes of a Postgres that died still work on ${data}: end them (${orphans.join(', ')})`,
+      )
+    }
+    await sleep(25)
+  }
+  if (liveServer(home)) return
+  const pid = Number(readFileSync(lock, 'utf8').split('\n')[0])
+  if (isAlive(pid)) rmSync(lock)
+  note?.('the database was not shut down the last time: it recovers now')
+}
+
+/** Every process of a server has its data as working directory. Elsewhere than on Linux Postgres's own guard must do. */
+function processesIn(data: string): number[] {
+  if (process.platform !== 'linux') return []
+  const pids = readdirSync('/proc').filter((name) => /^\d+$/.test(name))
+  return pids.map(Number).filter((pid) => {
+    try {
+      return readlinkSync(`/proc/${pid}/cwd`) === data
+    } catch {
+      return false
+    }
+  })
+}
+
+function isAlive(pid: number): boolean {
+  try {
+    process.kill(pid, 0)
+    return true
+  } catch (error) {
+    return codeOf(error) !== 'ESRCH'
+  }
 }
 
 async function choosePort({ home }: Place, another: boolean): Promise<number> {
@@ -313,7 +348,8 @@ function spawnServer(place: Place, port: number, options: EmbeddedOptions): Chil
   const log = openSync(path, 'a', 0o600)
   if (account) chownSync(path, account.uid, account.gid)
   const { fsync = true, settings } = options
-  const risky = fsync ? {} : { fsync: 'off', synchronous_commit: 'off', full_page_writes: 'off' }
+  // Without fsync a commit still outlives a crash of Postgres, though not one of the machine.
+  const risky = fsync ? {} : { fsync: 'off', full_page_writes: 'off' }
   const all = { ...defaults, ...risky, ...settings, port: String(port) }
   const args = Object.entries(all).flatMap(([name, value]) => ['-c', `${name}=${value}`])
   try {

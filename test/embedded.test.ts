@@ -114,7 +114,7 @@ test('mends the lock that a crash left, and recovers what was committed', async 
   const second = await start(dataDir, notes)
   assert.equal(second.adopted, false)
   assert.equal(await ask(second.url, 'select answer from kept'), 7)
-  assert.match(notes.join(), /stale lock/)
+  assert.match(notes.join(), /was not shut down the last time/)
 })
 
 test('takes another port when the kept one is taken', async () => {
