@@ -1,0 +1,162 @@
+// The faults, dealt from a shuffled deck, so that every kind comes in each lap. A fault returns what it did in a few
+// words. What it breaks is for the fleet to mend: a frozen process is thawed, a stopped Postgres started again, and that
+// is all the help there is.
+
+import { setTimeout as sleep } from 'node:timers/promises'
+import { type WorkerName, workers } from '../../cli/workers.ts'
+import type { Buyers } from './buyers.ts'
+import type { Dice } from './dice.ts'
+import type { Machine, Running } from './machines.ts'
+import type { Outage, Postgres } from './postgres.ts'
+
+export type Victims = { machines: readonly Machine[]; postgres: Postgres; buyers: Buyers }
+
+export type Faults = {
+  /** Strikes every 0.5 to 2 s until the signal aborts; resolves when nothing is frozen any more. */
+  run(signal: AbortSignal): Promise<void>
+  /** How often each struck. */
+  counts: ReadonlyMap<string, number>
+}
+
+type Fault = { name: string; strike(): Promise<unknown> }
+
+const pauseMs = { least: 500, most: 2000 }
+const freezeMs = { least: 1000, most: 6000 }
+
+export function createFaults(victims: Victims, dice: Dice, told: (line: string) => void): Faults {
+  const counts = new Map<string, number>()
+  const frozen = new Map<number, Promise<void>>()
+  const deck = createDeck(victims, dice, frozen)
+
+  async function run(signal: AbortSignal): Promise<void> {
+    let hand: Fault[] = []
+    while (!signal.aborted) {
+      await sleep(dice.between(pauseMs.least, pauseMs.most), undefined, { signal }).catch(() => {})
+      if (signal.aborted) break
+      if (hand.length === 0) hand = dice.shuffle(deck)
+      const { name, strike } = hand.pop()!
+      const what = await strike()
+      if (what === undefined) continue
+      counts.set(name, (counts.get(name) ?? 0) + 1)
+      told(`${name}: ${what}`)
+    }
+    await Promise.all(frozen.values())
+  }
+
+  return { run, counts }
+}
+
+function createDeck(
+  { machines, postgres, buyers }: Victims,
+  dice: Dice,
+  frozen: Map<number, Promise<void>>,
+): Fault[] {
+  const find = (name: WorkerName): (Running & { at: string }) | undefined => {
+    const machine = dice.pick(machines)
+    const found = machine.running().find((one) => one.name === name)
+    return found && { ...found, at: machine.name }
+  }
+
+  const hit = (name: WorkerName, signal: NodeJS.Signals): Fault => ({
+    name: `${signal === 'SIGKILL' ? 'kill -9' : 'kill'} ${name}`,
+    strike: async () => {
+      const victim = find(name)
+      if (victim === undefined || !send(victim.pid, signal)) return undefined
+      return `${victim.pid} on ${victim.at}`
+    },
+  })
+
+  const freeze = (name: WorkerName): Fault => ({
+    name: `freeze ${name}`,
+    strike: async () => {
+      const victim = find(name)
+      const ms = Math.round(dice.between(freezeMs.least, freezeMs.most))
+      if (victim === undefined || frozen.has(victim.pid)) return undefined
+      const { pid, at } = victim
+      if (!send(pid, 'SIGSTOP')) return undefined
+      const thawed = sleep(ms).then(() => {
+        send(pid, 'SIGCONT')
+        frozen.delete(pid)
+      })
+      frozen.set(pid, thawed)
+      return `${pid} on ${at} for ${(ms / 1000).toFixed(1)} s`
+    },
+  })
+
+  const outage = (how: Outage): Fault => ({
+    name: `Postgres ${how}`,
+    strike: async () => `away for ${((await postgres.restart(how)) / 1000).toFixed(1)} s`,
+  })
+
+  const backends: Fault = {
+    name: 'backends terminated',
+    strike: async () => {
+      const rows = await postgres.ask<{ name: string }>(
+        `select application_name as name from (
+           select pid, application_name from pg_stat_activity
+           where application_name like 'flotilla:%' order by random() limit $1
+         ) b where pg_terminate_backend(pid)`,
+        [Math.round(dice.between(1, 6))],
+      )
+      return rows.map(({ name }) => name.replace('flotilla:', '')).join(', ') || undefined
+    },
+  }
+
+  /** The postmaster then ends all the others, and recovers by itself. */
+  const backendKilled: Fault = {
+    name: 'kill -9 of a backend',
+    strike: async () => {
+      const [row] = await postgres.ask<{ pid: number; name: string }>(
+        `select pid, application_name as name from pg_stat_activity
+         where application_name like 'flotilla:%' order by random() limit 1`,
+      )
+      return row && send(row.pid, 'SIGKILL') ? `of ${row.name}` : undefined
+    },
+  }
+
+  const cut: Fault = {
+    name: 'clients cut off',
+    strike: async () => {
+      const count = buyers.cut(Math.round(dice.between(3, 20)))
+      return count > 0 ? `${count} requests under way` : undefined
+    },
+  }
+
+  const supervisor: Fault = {
+    name: 'kill -9 of fleet up',
+    strike: async () => {
+      const machine = dice.pick(machines)
+      machine.killSupervisor()
+      return machine.name
+    },
+  }
+
+  const names = workers.map(({ name }) => name)
+  return [
+    ...names.flatMap((name) => [hit(name, 'SIGKILL'), hit(name, 'SIGKILL')]),
+    ...names.map(freeze),
+    hit('http', 'SIGTERM'),
+    hit(dice.pick(names), 'SIGTERM'),
+    backends,
+    backends,
+    backends,
+    cut,
+    cut,
+    cut,
+    backendKilled,
+    outage('stopped'),
+    outage('crashed'),
+    outage('killed'),
+    supervisor,
+  ]
+}
+
+/** @returns false when it is gone already */
+function send(pid: number, signal: NodeJS.Signals): boolean {
+  try {
+    process.kill(pid, signal)
+    return true
+  } catch {
+    return false
+  }
+}
