@@ -21,7 +21,7 @@ export const check: Command = (context) => ({
   handler: async () => {
     const { env } = context
     const findings = [
-      ...(await checkSettings(context)),
+      ...checkSettings(context),
       await checkDatabase(context),
       ...(await checkServer('redis', env.REDIS_URL, 6379)),
       ...(await checkServer('broker', env.BROKER_URL, 5672)),
@@ -34,10 +34,10 @@ export const check: Command = (context) => ({
   },
 })
 
-async function checkSettings({ env }: Context): Promise<Finding[]> {
+function checkSettings({ env }: Context): Finding[] {
   const placeholder =
     env.DATABASE_URL || env.DATABASE_URL_FILE ? {} : { DATABASE_URL: 'postgres://embedded' }
-  const faults = await allFaults(workers, {
+  const faults = allFaults(workers, {
     ...env,
     FLEET_DATA_DIR: dataDirOf(env),
     ...placeholder,

@@ -13,7 +13,7 @@ import { prefixer } from './lines.ts'
 import { checkApiPort, metricsPorts } from './ports.ts'
 import { type Command, type Context, dataDirOf, Exit, known } from './program.ts'
 import { createSupervisor } from './supervisor.ts'
-import { allFaults, mainOf, root, type Worker, workers } from './workers.ts'
+import { allFaults, mainOf, type Worker, workers } from './workers.ts'
 
 export const up: Command<{ only?: string }> = (context) => ({
   command: 'up',
@@ -39,7 +39,7 @@ async function runFleet(context: Context, chosen: readonly Worker[]): Promise<vo
   const env: Environment = { ...context.env, FLEET_DATA_DIR: dataDir }
   // Made here first: a folder of 0755 is one that root's Postgres can reach.
   mkdirSync(dataDir, { recursive: true, mode: 0o755 })
-  await checkSettings(chosen, env)
+  checkSettings(chosen, env)
   const release = claimFolder(dataDir)
   let embedded: Embedded | undefined
   const stop = stopper(context)
@@ -58,13 +58,13 @@ async function runFleet(context: Context, chosen: readonly Worker[]): Promise<vo
   }
 }
 
-async function checkSettings(chosen: readonly Worker[], env: Environment): Promise<void> {
+function checkSettings(chosen: readonly Worker[], env: Environment): void {
   const embedded = !givenDatabase(env)
   if (embedded && env.NODE_ENV === 'production') {
     throw new Exit('config', 'DATABASE_URL is not set, and NODE_ENV is production')
   }
   const placeholder = embedded ? { DATABASE_URL: 'postgres://embedded' } : {}
-  const faults = await allFaults(chosen, { ...env, ...placeholder })
+  const faults = allFaults(chosen, { ...env, ...placeholder })
   if (faults.length > 0) throw new Exit('config', `bad configuration:\n  ${faults.join('\n  ')}`)
 }
 
@@ -117,7 +117,7 @@ async function supervise(
   for (const worker of chosen) {
     supervisor.start({
       name: worker.name,
-      args: [...worker.flags, '--import', join(root, 'cli', 'leash.ts'), mainOf(worker)],
+      args: [...worker.flags, mainOf(worker)],
       env: {
         ...env,
         METRICS_PORT: String(ports.get(worker.name)),
