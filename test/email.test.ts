@@ -325,4 +325,31 @@ describe('the email worker', () => {
     assert.ok(!log.includes('anna@example.org'), 'no address in the log')
     assert.equal(log.match(/"mail sent"/g)?.length, 150)
   })
+
+  test('a killed process loses no mail and sends none twice that was settled', async () => {
+    await enqueue(...Array.from({ length: 60 }, () => mailJob()))
+    const env = { FLEET_DATA_DIR: dataDir }
+    const killed = startWorker('email', fresh.url, ['--concurrency=2'], env)
+    await until(async () => (await files()).length >= 5)
+    killed.process.kill('SIGKILL')
+    assert.equal(await exited(killed), 'SIGKILL')
+    // Its last sign of life is long ago.
+    await sql`update pgboss.job set heartbeat_on = heartbeat_on - interval '11 s'`.execute(fresh.db)
+    const settled = await sql<{ id: string }>`
+      select id from pgboss.job where name = 'email' and state = 'completed'`.execute(fresh.db)
+    const heir = startWorker('email', fresh.url, [], env)
+    await until(async () => (await files()).filter((name) => name.endsWith('.eml')).length === 60)
+    heir.process.kill('SIGTERM')
+    assert.equal(await exited(heir), 0, heir.output())
+    const again = new Set(heir.lines().map((line) => line.job_id))
+    assert.deepEqual(
+      settled.rows.filter((row) => again.has(row.id)),
+      [],
+    )
+    const { rows } = await sql<{ state: string; n: number }>`
+      select state, count(*)::int as n from pgboss.job where name = 'email' group by 1`.execute(
+      fresh.db,
+    )
+    assert.deepEqual(rows, [{ state: 'completed', n: 60 }])
+  })
 })
