@@ -14,6 +14,7 @@ import {
   type IdempotencyStore,
   lockSeconds,
   recordSeconds,
+  runningRetryMs,
 } from '../domain/idempotency.ts'
 import { createGroup } from './group.ts'
 import type { Db } from './schema.ts'
@@ -31,9 +32,6 @@ type Held = { key: string; token: string }
 type Seen = { record?: FoundRecord; lock?: { fingerprint: string; leftMs: number } }
 
 const pruneMax = 1000
-/** A holder released between our two statements: nobody knows how long the next one needs. */
-const retrySoonMs = 1000
-
 const oldest = sql`(clock_timestamp() - make_interval(secs => ${sql.lit(recordSeconds)}))`
 
 /** Class 22: text that Postgres cannot store (a NUL byte) is the fault of one member. */
@@ -81,7 +79,8 @@ function answer({ fingerprint, token }: Asked, mine: boolean, seen: Seen | undef
     return known === fingerprint ? { is: 'done', response: seen.record.response } : { is: 'reused' }
   }
   if (mine) return { is: 'mine', token }
-  return { is: 'running', retryAfterMs: seen?.lock?.leftMs ?? retrySoonMs }
+  const leftMs = seen?.lock?.leftMs ?? runningRetryMs
+  return { is: 'running', retryAfterMs: Math.min(leftMs, runningRetryMs) }
 }
 
 /**

@@ -17,6 +17,8 @@ export type FoundRecord = StoredRecord & { leftSeconds: number }
 export const recordSeconds = 48 * 3600
 /** How long a lock outlives a holder that died (fixed). */
 export const lockSeconds = 30
+/** When to ask again while the holder is at work: it is nearly always done long before its lock runs out. */
+export const runningRetryMs = 1000
 
 const uuidV4Hex = /^[0-9a-f]{12}4[0-9a-f]{3}[89ab][0-9a-f]{15}$/
 

@@ -10,6 +10,7 @@ import {
   type IdempotencyStore,
   lockSeconds,
   recordSeconds,
+  runningRetryMs,
   type StoredRecord,
 } from '../domain/idempotency.ts'
 import { answered, type RedisClient, RedisUnavailable, script } from './open.ts'
@@ -91,7 +92,8 @@ export function openRedisIdempotency({ redis, find }: RedisIdempotencyOptions): 
     ])
     if (lock !== null && lock.slice(lock.indexOf(' ') + 1) !== fingerprint) return { is: 'reused' }
     // Negative: freed since we tried.
-    return { is: 'running', retryAfterMs: leftMs > 0 ? leftMs : 1000 }
+    const waitMs = leftMs > 0 ? Math.min(leftMs, runningRetryMs) : runningRetryMs
+    return { is: 'running', retryAfterMs: waitMs }
   }
 
   return {
