@@ -38,9 +38,10 @@ const networkFaults = new Set(['ECONNREFUSED', 'ECONNRESET', 'EPIPE', 'ETIMEDOUT
 
 /** Whether an error says that Postgres could not be reached or hung up, rather than what it thought of a statement. */
 export function isConnectionLost(error: unknown): boolean {
+  // First: EPIPE has the form of an SQLSTATE.
+  if (networkFaults.has(String((error as { code?: unknown } | null)?.code))) return true
   const state = sqlState(error)
   if (state !== undefined) return /^(08|57P)/.test(state) || state === '53300'
-  if (networkFaults.has(String((error as { code?: unknown } | null)?.code))) return true
   return (
     error instanceof Error &&
     /Connection terminated|connection error|trying to connect|not queryable/i.test(error.message)

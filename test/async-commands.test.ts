@@ -4,11 +4,12 @@ import assert from 'node:assert/strict'
 import { randomUUID } from 'node:crypto'
 import { after, before, beforeEach, describe, test } from 'node:test'
 import { sql } from 'kysely'
-import { type CommandJob, readOutcome } from '../db/commands.ts'
+import { type CommandJob, closeDeadCommands, pruneCommands, readOutcome } from '../db/commands.ts'
 import type { Job } from '../db/jobs.ts'
 import { AppError } from '../domain/errors.ts'
 import type { Commands } from '../workers/http/commands.ts'
 import { createCommandHandler } from '../workers/http/later.ts'
+import { givenUp } from '../workers/http/upkeep.ts'
 import { type Api, newKey, openApi, unreachableDatabase } from './api.ts'
 import { type TestDatabase, testDatabase } from './database.ts'
 
@@ -222,6 +223,36 @@ describe('a command that cannot be run', () => {
     const told = await tell(id)
     assert.deepEqual([told.status, told.json.code], [500, 'INTERNAL'])
     assert.doesNotMatch(told.text, /secret/)
+  })
+})
+
+describe('the upkeep', () => {
+  test('answers a command whose worker died each time', async () => {
+    const { command_id: lost } = (await ask({ quantity: 1 })).json
+    const { command_id: waiting } = (await ask({ quantity: 1 })).json
+    const job = (await claim()).find(({ data }) => data.command_id === lost)
+    await api.jobs.fail(job!, 'its worker died', 'dead')
+    assert.equal(await closeDeadCommands(database.db, givenUp), 1)
+    assert.equal(await closeDeadCommands(database.db, givenUp), 0)
+    const told = await tell(lost)
+    assert.deepEqual([told.status, told.json.code], [500, 'INTERNAL'])
+    assert.equal((await tell(waiting)).status, 202)
+  })
+
+  test('deletes what ended more than two days ago', async () => {
+    const ids: string[] = []
+    for (let i = 0; i < 3; i++) ids.push((await ask({ quantity: 1 })).json.command_id)
+    await runAll()
+    await sql`update commands set finished_at = clock_timestamp() - interval '48 h'
+      where id = ${ids[0]}`.execute(database.db)
+    await sql`update commands set finished_at = clock_timestamp() - interval '47 h'
+      where id = ${ids[1]}`.execute(database.db)
+    assert.equal(await pruneCommands(database.db), 1)
+    const told = await Promise.all(ids.map((id) => tell(id)))
+    assert.deepEqual(
+      told.map(({ status }) => status),
+      [404, 201, 201],
+    )
   })
 })
 

@@ -2,12 +2,15 @@
 
 import assert from 'node:assert/strict'
 import { randomUUID } from 'node:crypto'
-import { once } from 'node:events'
-import { connect } from 'node:net'
+import { EventEmitter, once } from 'node:events'
+import { type AddressInfo, connect } from 'node:net'
 import { after, before, beforeEach, describe, test } from 'node:test'
 import { sql } from 'kysely'
+import { pino } from 'pino'
+import type { ServerParts } from '../workers/http/server.ts'
 import { type Api, newKey, openApi, unreachableDatabase } from './api.ts'
 import { type TestDatabase, testDatabase } from './database.ts'
+import { until } from './worker.ts'
 
 let database: TestDatabase
 let api: Api
@@ -121,6 +124,7 @@ describe('an event', () => {
       [{ ...event, sections: [{ ...standing, rows: 3 }] }, '/sections/0/seats_per_row'],
       [{ ...event, sections: [] }, '/sections'],
       [{ ...event, starts_at: 'tomorrow', sections: [standing] }, '/starts_at'],
+      [{ ...event, starts_at: '2030-12-31T23:59:60Z', sections: [standing] }, '/starts_at'],
       [{ ...event, name: 'a\u0000b', sections: [standing] }, '/name'],
       [{ ...event, sections: [{ ...standing, currency: 'euro' }] }, '/sections/0/currency'],
     ]
@@ -219,6 +223,11 @@ describe('bad input changes nothing and is told by its own code', () => {
     }
   })
 
+  test('a compressed body', async () => {
+    const answer = await hold(good, { headers: { 'content-encoding': 'gzip' } })
+    assert.deepEqual([answer.status, answer.json.code], [415, 'UNSUPPORTED_MEDIA_TYPE'])
+  })
+
   test('the sentence says what is right', async () => {
     const both = await hold({ quantity: 1, seats: ['A-1-1'] })
     assert.equal(both.json.detail, 'the body must have either quantity or seats, not both')
@@ -232,21 +241,90 @@ describe('bad input changes nothing and is told by its own code', () => {
   })
 })
 
-describe('a 10 MB body', () => {
-  test('is refused before it is read', async () => {
-    await api.app.listen({ port: 0, host: '127.0.0.1' })
-    const { port } = api.app.server.address() as { port: number }
-    const socket = connect(port, '127.0.0.1')
-    socket.on('error', () => {})
-    socket.write(
-      `POST /api/v1/reservations HTTP/1.1\r\nhost: x\r\nx-mock-user-id: ann\r\nidempotency-key: ${newKey()}\r\n` +
-        'content-type: application/json\r\ncontent-length: 10485760\r\n\r\n',
-    )
+describe('on a real socket', () => {
+  let real: Api
+  let port: number
+  const lines: Record<string, unknown>[] = []
+  const steps = new EventEmitter()
+
+  before(async () => {
+    const log = pino({ level: 'debug' }, { write: (line: string) => lines.push(JSON.parse(line)) })
+    const run: ServerParts['run'] = async (command, receipt) => {
+      steps.emit('run')
+      await once(steps, 'go on')
+      return await api.commands.run(command, receipt)
+    }
+    real = await openApi(database.database, { log, run }, { HTTP_REQUEST_TIMEOUT: 1 })
+    await real.app.listen({ port: 0, host: '127.0.0.1' })
+    port = (real.app.server.address() as AddressInfo).port
+  })
+  after(() => real.close())
+
+  const head = (key: string, length: number) =>
+    `POST /api/v1/reservations HTTP/1.1\r\nhost: x\r\nx-mock-user-id: ann\r\nidempotency-key: ${key}\r\n` +
+    `content-type: application/json\r\ncontent-length: ${length}\r\n\r\n`
+
+  const send = (text: string) => {
+    const socket = connect(port, '127.0.0.1').on('error', () => {})
+    socket.write(text)
+    return socket
+  }
+
+  const answerTo = async (text: string): Promise<string> => {
+    const socket = send(text)
     const [answer] = await once(socket, 'data')
     socket.destroy()
-    assert.match(String(answer), /^HTTP\/1\.1 413 /)
-    assert.match(String(answer), /BODY_TOO_LARGE/)
-    assert.match(String(answer), /connection: close/i)
+    return String(answer)
+  }
+
+  test('a 10 MB body is refused before it is read', async () => {
+    const answer = await answerTo(head(newKey(), 10 * 1024 * 1024))
+    assert.match(answer, /^HTTP\/1\.1 413 /)
+    assert.match(answer, /BODY_TOO_LARGE/)
+    assert.match(answer, /connection: close/i)
+  })
+
+  test('a body of no told length is refused at 64 kB', async () => {
+    const chunk = `10000\r\n${'x'.repeat(65_536)}\r\n`
+    const unknown = head(newKey(), 0).replace(/content-length: 0/, 'transfer-encoding: chunked')
+    assert.match(await answerTo(unknown + chunk + chunk), /^HTTP\/1\.1 413 /)
+  })
+
+  test('what is not HTTP is told so', async () => {
+    const answer = await answerTo('GARBAGE\r\n\r\n')
+    assert.match(answer, /^HTTP\/1\.1 400 .*application\/problem\+json.*"BAD_REQUEST"/s)
+    const flood = `GET / HTTP/1.1\r\nhost: x\r\nx: ${'x'.repeat(20_000)}\r\n\r\n`
+    assert.match(await answerTo(flood), /^HTTP\/1\.1 431 /)
+  })
+
+  test('a client that sends too slowly is let go', async () => {
+    const answer = await answerTo(`${head(newKey(), 100)}{"half":`)
+    assert.match(answer, /^HTTP\/1\.1 408 /)
+  })
+
+  test('one that hangs up within its body is no fault of ours', async () => {
+    lines.length = 0
+    const socket = send(`${head(newKey(), 100)}{"half":`)
+    await once(real.app.server, 'request')
+    socket.destroy()
+    await until(() => lines.some(({ code }) => code === 'BAD_REQUEST'))
+    assert.ok(lines.every(({ level }) => Number(level) < 40))
+  })
+
+  test('one that hangs up before the answer has its write done, and may ask again', async () => {
+    const key = newKey()
+    const body = JSON.stringify({ event_id: eventId, quantity: 1 })
+    const socket = send(head(key, Buffer.byteLength(body)) + body)
+    await once(steps, 'run')
+    socket.destroy()
+    await once(socket, 'close')
+    steps.emit('go on')
+    let again = await hold({ quantity: 1 }, { key })
+    await until(async () => {
+      again = await hold({ quantity: 1 }, { key })
+      return again.status !== 409
+    })
+    assert.deepEqual([again.status, again.headers['idempotent-replayed']], [201, 'true'])
   })
 })
 
@@ -326,6 +404,21 @@ describe('a repeated request', () => {
     await slow.close()
   })
 
+  test('sent ten times at once runs once', async () => {
+    const key = newKey()
+    const before = await database.db.selectFrom('reservations').select('id').execute()
+    const answers = await Promise.all(
+      Array.from({ length: 10 }, () => hold({ quantity: 1 }, { key })),
+    )
+    const made = answers.filter(({ status }) => status === 201)
+    const told = answers.filter(({ status }) => status === 409)
+    assert.equal(made.length + told.length, 10)
+    assert.equal(new Set(made.map(({ text }) => text)).size, 1)
+    assert.ok(told.every(({ json }) => json.code === 'IDEMPOTENCY_KEY_IN_USE'))
+    const after = await database.db.selectFrom('reservations').select('id').execute()
+    assert.equal(after.length, before.length + 1)
+  })
+
   test('after a refusal that was no decision runs', async () => {
     const key = newKey()
     assert.equal((await hold({ quantity: 0 }, { key })).status, 400)
@@ -334,7 +427,6 @@ describe('a repeated request', () => {
 
   test('after a fault runs, and the fault stays in the log', async () => {
     const lines: string[] = []
-    const { pino } = await import('pino')
     const faulty = await openApi(database.database, {
       log: pino({}, { write: (line: string) => lines.push(line) }),
       run: async () => {
@@ -484,7 +576,7 @@ describe('the protocol', () => {
       },
     })
     await closing.app.listen({ port: 0, host: '127.0.0.1' })
-    const { port } = closing.app.server.address() as { port: number }
+    const { port } = closing.app.server.address() as AddressInfo
     const base = `http://127.0.0.1:${port}/api/v1`
     const write = fetch(`${base}/reservations`, {
       method: 'POST',

@@ -76,19 +76,14 @@ export function toAppError(error: unknown): AppError {
       options,
     )
   }
-  if (isConnectionLost(error)) {
-    return new AppError(
-      'UNAVAILABLE',
-      'the database cannot be reached',
-      { retryAfterMs: 2000 },
-      options,
-    )
-  }
-  const { code = '', statusCode = 500, message } = error as Partial<Fault>
+  const { code = '', statusCode = 500, message = '' } = error as Partial<Fault>
   const known = frameworkCodes[code]
   if (known) return new AppError(known, frameworkTexts[known] ?? known, {}, options)
-  if (code.startsWith('FST_') && statusCode < 500) {
-    return new AppError('BAD_REQUEST', message ?? 'the request is malformed', {}, options)
+  // Before the database: a client that hangs up is an ECONNRESET as well, marked 400 by Fastify.
+  if (statusCode < 500) return new AppError('BAD_REQUEST', message, {}, options)
+  if (isConnectionLost(error)) {
+    const text = 'the database cannot be reached'
+    return new AppError('UNAVAILABLE', text, { retryAfterMs: 2000 }, options)
   }
   return new AppError('INTERNAL', 'something went wrong here; it has been logged', {}, options)
 }

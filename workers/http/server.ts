@@ -36,6 +36,8 @@ export type ServerParts = Omit<GuardParts, 'runLater'> & {
 
 export const bodyMaxBytes = 64 * 1024
 const headersTimeoutMs = 10_000
+/** How exactly the timeouts are kept. */
+const timeoutCheckMs = 1000
 /** Longer than the idle time of the usual load balancers (60 s), so that it is they who hang up. */
 const keepAliveMs = 65_000
 
@@ -51,7 +53,10 @@ export async function createServer(parts: ServerParts): Promise<FastifyInstance>
     bodyLimit: bodyMaxBytes,
     requestTimeout,
     keepAliveTimeout: keepAliveMs,
-    http: { headersTimeout: Math.min(headersTimeoutMs, requestTimeout) },
+    http: {
+      headersTimeout: Math.min(headersTimeoutMs, requestTimeout),
+      connectionsCheckingInterval: timeoutCheckMs,
+    },
     trustProxy: parts.config.TRUSTED_PROXIES ?? false,
     routerOptions: { maxParamLength: 1024 },
     // Requests that come after the close are refused below, as problems.
@@ -150,6 +155,12 @@ function readBodies(app: FastifyInstance): void {
     'application/json',
     { parseAs: 'string' },
     (request, text, done) => {
+      const encoding = request.headers['content-encoding'] ?? 'identity'
+      if (encoding !== 'identity') {
+        return done(
+          new AppError('UNSUPPORTED_MEDIA_TYPE', 'send the body without Content-Encoding'),
+        )
+      }
       try {
         done(null, text === '' ? undefined : parseJson(text))
       } catch (cause) {

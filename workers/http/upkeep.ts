@@ -11,7 +11,8 @@ import type { Worker } from '../worker.ts'
 import { problem } from './problem.ts'
 import type { Stores } from './stores.ts'
 
-const givenUp = problem(
+/** What GET tells of a command whose attempts are used up, each by the death of its worker. */
+export const givenUp = problem(
   new AppError('INTERNAL', 'the command could not be carried out, and nothing of it was done'),
 )
 

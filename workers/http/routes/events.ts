@@ -24,7 +24,7 @@ export function addEventRoutes(api: FastifyInstance, guard: Guard, { db }: { db:
     },
     handler: guard.write((request) => {
       const body = request.body as NewEventBody
-      checkSections(body.sections)
+      check(body)
       return {
         name: 'createEvent',
         event: {
@@ -56,9 +56,13 @@ export function addEventRoutes(api: FastifyInstance, guard: Guard, { db }: { db:
   })
 }
 
-/** What a schema cannot say: names differ, and the whole is not too large. */
-function checkSections(sections: NewEventBody['sections']): void {
+/** What a schema cannot say: the time exists, names differ, and the whole is not too large. */
+function check({ starts_at, sections }: NewEventBody): void {
   const errors: FieldError[] = []
+  // A leap second has the form of a time.
+  if (Number.isNaN(Date.parse(starts_at))) {
+    errors.push({ path: '/starts_at', message: 'must be a time that exists' })
+  }
   const names = new Set<string>()
   let capacity = 0
   sections.forEach(({ name, rows = 0, seats_per_row = 0, capacity: standing = 0 }, i) => {
