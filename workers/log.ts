@@ -2,7 +2,7 @@
 // personal data and secrets: no values of rows, no credentials.
 
 import { randomUUID } from 'node:crypto'
-import { type Logger, pino, stdTimeFunctions } from 'pino'
+import { type Logger, type LoggerOptions, pino, stdTimeFunctions } from 'pino'
 import { redact } from '../domain/redact.ts'
 
 export type Log = Logger
@@ -10,13 +10,16 @@ export type Log = Logger
 const causesMax = 4
 
 export function createLog(worker: string, level: string): Log {
-  return pino({
+  // Whoever read our lines is gone: the work goes on. Not pino's own destination, whose last flush tries for ever then.
+  process.stdout.on('error', () => {})
+  const options: LoggerOptions = {
     level,
     base: { worker, pid: process.pid, instance: randomUUID().slice(0, 8) },
     timestamp: stdTimeFunctions.isoTime,
     formatters: { level: (label) => ({ level: label }) },
     serializers: { err: (error: unknown) => describeError(error) },
-  })
+  }
+  return pino(options, process.stdout)
 }
 
 /** What of an error is told. A database's `detail` is not: it quotes rows. */
