@@ -32,8 +32,8 @@ type Section = { name: string; rows?: number; seats_per_row?: number; capacity?:
 
 const price = { price_minor: 4500, currency: 'EUR' }
 const small: Section[] = [
-  { name: 'Stalls', rows: 6, seats_per_row: 20 },
-  { name: 'Floor', capacity: 80 },
+  { name: 'Stalls', rows: 4, seats_per_row: 12 },
+  { name: 'Floor', capacity: 40 },
 ]
 const large: Section[] = [
   { name: 'Parterre', rows: 60, seats_per_row: 50 },
@@ -42,7 +42,7 @@ const large: Section[] = [
 ]
 const hotShows = 3
 /** Refusals after which the next show replaces one. */
-const soldOutMax = 150
+const soldOutMax = 40
 const laterChance = 0.25
 const thinkMs = { least: 0, most: 150 }
 

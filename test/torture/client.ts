@@ -46,6 +46,8 @@ export type Client = {
 type Reply = Decision & { retryAfter: number; replayed: boolean }
 
 const timeoutMs = { least: 1500, most: 8000 }
+/** The wait after a connection that broke, doubling. */
+const lostMs = { first: 100, most: 3000 }
 /** How often the answer is asked for by two requests at once. */
 const doubleChance = 0.06
 
@@ -104,8 +106,8 @@ export function createClient(ports: readonly number[], secret: string, dice: Dic
 
   /** Again and again, keeping to Retry-After, until it is decided. */
   async function persist(method: string, path: string, write: Write): Promise<Reply | undefined> {
-    for (;;) {
-      let waitMs = dice.between(50, 500)
+    for (let lost = 0; ; ) {
+      let waitMs = dice.between(0, 500)
       try {
         const reply = await send(method, path, method === 'GET' ? ownerOf(write) : write)
         if (isDecision(reply)) return reply
@@ -114,6 +116,7 @@ export function createClient(ports: readonly number[], secret: string, dice: Dic
         waitMs += reply.retryAfter * 1000
       } catch {
         counts.lost++
+        waitMs += dice.between(0.5, 1) * Math.min(lostMs.most, lostMs.first * 2 ** lost++)
       }
       if (performance.now() + waitMs > endsAt) return undefined
       await sleep(waitMs)
@@ -187,7 +190,10 @@ export function createClient(ports: readonly number[], secret: string, dice: Dic
     giveUpAfter(ms) {
       endsAt = performance.now() + ms
     },
-    close: () => agent.destroy(),
+    close() {
+      endsAt = 0
+      agent.destroy()
+    },
   }
 }
 

@@ -3,7 +3,7 @@
 // is all the help there is.
 
 import { setTimeout as sleep } from 'node:timers/promises'
-import { type WorkerName, workers } from '../../cli/workers.ts'
+import { workers } from '../../cli/workers.ts'
 import type { Buyers } from './buyers.ts'
 import type { Dice } from './dice.ts'
 import type { Machine, Running } from './machines.ts'
@@ -51,13 +51,13 @@ function createDeck(
   dice: Dice,
   frozen: Map<number, Promise<void>>,
 ): Fault[] {
-  const find = (name: WorkerName): (Running & { at: string }) | undefined => {
+  const find = (name: string): (Running & { at: string }) | undefined => {
     const machine = dice.pick(machines)
     const found = machine.running().find((one) => one.name === name)
     return found && { ...found, at: machine.name }
   }
 
-  const hit = (name: WorkerName, signal: NodeJS.Signals): Fault => ({
+  const hit = (name: string, signal: NodeJS.Signals): Fault => ({
     name: `${signal === 'SIGKILL' ? 'kill -9' : 'kill'} ${name}`,
     strike: async () => {
       const victim = find(name)
@@ -66,7 +66,7 @@ function createDeck(
     },
   })
 
-  const freeze = (name: WorkerName): Fault => ({
+  const freeze = (name: string): Fault => ({
     name: `freeze ${name}`,
     strike: async () => {
       const victim = find(name)

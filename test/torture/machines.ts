@@ -9,9 +9,9 @@ import { join } from 'node:path'
 import { createInterface } from 'node:readline'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { isFree } from '../../cli/ports.ts'
-import { root, type WorkerName, workers } from '../../cli/workers.ts'
+import { root, workers } from '../../cli/workers.ts'
 
-export type Running = { name: WorkerName; pid: number; metrics: string }
+export type Running = { name: string; pid: number; metrics: string }
 
 export type Machine = {
   name: string
@@ -42,7 +42,7 @@ const orphanMaxMs = 40_000
 export async function startMachine({ name, dataDir, env }: MachineOptions): Promise<Machine> {
   const apiPort = await findPorts()
   const log = createWriteStream(`${dataDir}.log`)
-  const running = new Map<WorkerName, Running>()
+  const running = new Map<string, Running>()
   const errors = new Map<string, number>()
   const sent = new Map<string, number>()
   /** Of supervisors that were killed: they end by themselves, but not at once. */
@@ -51,7 +51,12 @@ export async function startMachine({ name, dataDir, env }: MachineOptions): Prom
   let stopping = false
 
   function start(): void {
-    const args = ['--import', join(root, 'cli', 'leash.ts'), join(root, 'cli', 'fleet.js'), 'up']
+    const args = [
+      '--import',
+      join(import.meta.dirname, 'leash.ts'),
+      join(root, 'cli', 'fleet.js'),
+      'up',
+    ]
     const child = spawn(process.execPath, args, {
       detached: true,
       // The channel is the leash: when the torture dies, the fleet stops.
@@ -82,11 +87,11 @@ export async function startMachine({ name, dataDir, env }: MachineOptions): Prom
   function read(line: string): void {
     log.write(`${line}\n`)
     const ended = /^fleet: (\w+) (was ended|exited)/.exec(line)?.[1]
-    if (ended) running.delete(ended as WorkerName)
+    if (ended) running.delete(ended)
     const [, worker, json] = /^(\w+) +\| (\{"level":.*\})$/.exec(line) ?? []
-    if (json === undefined) return
+    if (worker === undefined || json === undefined) return
     const { level, pid, metrics, msg, job_id } = JSON.parse(json)
-    if (metrics) running.set(worker as WorkerName, { name: worker as WorkerName, pid, metrics })
+    if (metrics) running.set(worker, { name: worker, pid, metrics })
     if (level === 'error' || level === 'fatal') count(errors, `${worker}: ${msg}`)
     if (msg === 'mail sent') count(sent, job_id)
   }

@@ -3,6 +3,7 @@
 // up. By hand: `node test/torture/torture.ts --minutes 10 --seed 42`; the data folder stays when a check fails.
 
 import { randomBytes } from 'node:crypto'
+import { once } from 'node:events'
 import { chmodSync, mkdtempSync, realpathSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
@@ -34,7 +35,7 @@ export type TortureOptions = {
 export type Outcome = { checks: Check[]; dataDir: string; faults: ReadonlyMap<string, number> }
 
 const ttlSeconds = 4
-/** Locks of dead holders 30 s, jobs of dead workers 15 s and a retry after 30 s, twice. */
+/** Locks of dead holders 30 s, jobs of dead workers 15 s and a retry after 30 s, more than once. */
 const settleMaxMs = 180_000
 const tickMs = 5000
 
@@ -114,7 +115,8 @@ async function storm(
     await faults.run(over)
     signal.throwIfAborted()
     buyers.giveUpAfter(settleMaxMs)
-    await load
+    await Promise.race([load, once(signal, 'abort')])
+    signal.throwIfAborted()
   } finally {
     clearInterval(ticker)
   }
