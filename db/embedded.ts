@@ -4,7 +4,7 @@
 // stop(). Foreign data, or data of another major version, are named and left alone.
 
 import { type ChildProcess, execFileSync, spawn } from 'node:child_process'
-import { randomBytes } from 'node:crypto'
+import { randomBytes, randomInt } from 'node:crypto'
 import { once } from 'node:events'
 import {
   chownSync,
@@ -77,6 +77,11 @@ const defaults = {
 const readyMaxMs = 300_000
 /** A backend sees at once that its postmaster died, but may be in the middle of something. */
 const orphansMaxMs = 30_000
+/**
+ * Below what systems give to outgoing connections (from 32768 on Linux): one of those, a worker's that tries to reach
+ * the server again for one, could take the port while the server is away.
+ */
+const ports = { from: 20_000, to: 32_768 }
 const logMaxBytes = 8 * 1024 * 1024
 const databaseName = 'flotilla'
 
@@ -308,7 +313,10 @@ async function choosePort({ home }: Place, another: boolean): Promise<number> {
     const kept = keptPort(home)
     if (kept && (await isFree(kept))) return kept
   }
-  return freePort(0)
+  for (;;) {
+    const port = randomInt(ports.from, ports.to)
+    if (await isFree(port)) return port
+  }
 }
 
 function keptPort(home: string): number | undefined {
@@ -324,20 +332,16 @@ function keptPort(home: string): number | undefined {
   }
 }
 
-const isFree = (port: number): Promise<boolean> =>
-  freePort(port).then(
-    () => true,
-    () => false,
-  )
-
-async function freePort(wanted: number): Promise<number> {
-  const server = createServer()
-  server.listen(wanted, '127.0.0.1')
-  await once(server, 'listening')
-  const address = server.address()
+async function isFree(port: number): Promise<boolean> {
+  const server = createServer().listen(port, '127.0.0.1')
+  try {
+    await once(server, 'listening')
+  } catch {
+    return false
+  }
   server.close()
   await once(server, 'close')
-  return typeof address === 'object' && address ? address.port : wanted
+  return true
 }
 
 function spawnServer(place: Place, port: number, options: EmbeddedOptions): ChildProcess {

@@ -80,6 +80,7 @@ function isAlive(pid: number): boolean {
 test('keeps data, port and password between runs, and wants the password', async () => {
   const dataDir = join(base, 'kept')
   const first = await start(dataDir)
+  assert.ok(first.port < 32_768, 'a port that no outgoing connection can take meanwhile')
   await ask(first.url, 'create table kept as select 42 as answer')
   await first.stop()
   assert.equal(isAlive(first.pid), false)
