@@ -1,4 +1,5 @@
-// A worker whose supervisor was killed, and with it the reader of its log, ends by itself.
+// A worker whose supervisor was killed, and with it the reader of its log, ends by itself; a last line that nobody reads
+// does not keep it.
 
 import assert from 'node:assert/strict'
 import { type ChildProcess, spawn } from 'node:child_process'
@@ -52,4 +53,27 @@ test('a worker outlives neither its supervisor nor the reader of its log', async
   const left = isAlive(pid)
   if (left) process.kill(pid, 'SIGKILL')
   assert.ok(!left, 'the worker was still there after 10 s')
+})
+
+test('a last line that nobody reads does not keep a process from ending', async () => {
+  const log = join(import.meta.dirname, '..', 'workers', 'log.ts')
+  const program = `
+    const { createLog } = await import(${JSON.stringify(log)})
+    const log = createLog('last', 'info')
+    log.info('ready')
+    process.once('message', () => {
+      log.info('the last line')
+      process.exit(0)
+    })`
+  const child = spawn(process.execPath, ['--input-type=module', '-e', program], {
+    stdio: ['ignore', 'pipe', 'inherit', 'ipc'],
+  })
+  const ended = once(child, 'exit')
+  await once(child.stdout!, 'data')
+  child.stdout!.destroy()
+  await once(child.stdout!, 'close')
+  child.send('go')
+  const outcome = await Promise.race([ended, sleep(10_000, 'still there', { ref: false })])
+  child.kill('SIGKILL')
+  assert.deepEqual(outcome, [0, null])
 })
