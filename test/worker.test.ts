@@ -8,6 +8,7 @@ import { join } from 'node:path'
 import { after, before, beforeEach, describe, test } from 'node:test'
 import { sql } from 'kysely'
 import { type Jobs, openJobs } from '../db/jobs.ts'
+import { openDatabase } from '../db/open.ts'
 import {
   batchPass,
   jobPass,
@@ -20,6 +21,7 @@ import { createBudget, describeLimits, parseLimits, UsageError } from '../worker
 import { createLog } from '../workers/log.ts'
 import { backoffDelayMs, createLoopState, type Loop, runLoop } from '../workers/loop.ts'
 import { type TestDatabase, testDatabase } from './database.ts'
+import { openCable } from './servers/cable.ts'
 import { exited, startWorker, until } from './worker.ts'
 
 const all = Number.POSITIVE_INFINITY
@@ -306,6 +308,50 @@ describe('a pass over jobs', () => {
       [['created', 0]],
     )
     assert.equal(failures, 0)
+  })
+
+  test('notes what it did, and gives back what it did not, when the database is away meanwhile', async () => {
+    await send(...numbers(4))
+    const cable = await openCable(fresh.url)
+    const far = openDatabase({ url: cable.url, name: 'far' })
+    const farJobs = openJobs(far)
+    let runs = 0
+    const pass = jobPass({
+      ...shared(),
+      jobs: farJobs,
+      db: far.db,
+      batchMax: 10,
+      concurrency: 1,
+      decode: number,
+      async handle({ data: n }) {
+        runs++
+        if (n === 0) cable.pull()
+        if (n === 1) {
+          cable.pull()
+          stopping.abort()
+          throw new Error('no')
+        }
+      },
+    })
+    const plugging = setInterval(() => cable.plug(), 300)
+    try {
+      assert.equal(await pass(stopping.signal, all), 2)
+    } finally {
+      clearInterval(plugging)
+      await farJobs.close()
+      await far.close()
+      cable.pull()
+    }
+    assert.deepEqual(
+      (await rows()).map(({ n, state }) => [n, state]),
+      [
+        [0, 'completed'],
+        [1, 'retry'],
+        [2, 'created'],
+        [3, 'created'],
+      ],
+    )
+    assert.equal(runs, 2)
   })
 
   test('commits a batch with its effect, and lets one bad job fail alone', async () => {

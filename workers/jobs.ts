@@ -3,6 +3,7 @@
 // jobs of workers that died. A job is run at least once: its handler must bear a second run. Nothing is lost: what a
 // stopping worker did not begin goes back without an attempt spent, and so does what it had to drop.
 
+import { setTimeout as sleep } from 'node:timers/promises'
 import { Counter, Histogram } from 'prom-client'
 import { createGroup } from '../db/group.ts'
 import type { Failed, Job, Jobs } from '../db/jobs.ts'
@@ -82,10 +83,10 @@ export function jobPass<T>(options: JobPassOptions<T>): Pass {
       await options.handle({ ...job, data: decodeJob(job, options.decode) }, signal)
     } catch (error) {
       end()
-      return await settleFailure(options, job, error)
+      return await untilSaid(signal, () => settleFailure(options, job, error))
     }
     end()
-    await completions.run(job)
+    await untilSaid(signal, () => completions.run(job))
     done.inc({ queue })
   }
 
@@ -113,8 +114,7 @@ export function jobPass<T>(options: JobPassOptions<T>): Pass {
       admitted = options.admit ? await options.admit(batch.length) : batch.length
       await Promise.all(Array.from({ length: Math.min(concurrency, batch.length) }, lane))
     } finally {
-      inHand.clear()
-      await jobs.release(queue, waiting)
+      await untilSaid(signal, () => jobs.release(queue, waiting)).finally(inHand.clear)
     }
     if (faults.length > 0) throw faults[0]
     return batch.length - waiting.length
@@ -164,19 +164,38 @@ export function batchPass<T>(options: BatchPassOptions<T>): Pass {
     const claimedAt = performance.now()
     const batch = await jobs.fetch(queue, Math.min(batchMax, handledMax))
     if (batch.length === 0) return 0
-    const { inHand } = hold(options, batch, claimedAt)
+    const { expiring, inHand } = hold(options, batch, claimedAt)
+    const signal = AbortSignal.any([options.worker.dying, expiring])
     const end = duration.startTimer({ queue })
     try {
       await runAll(batch)
     } catch (error) {
-      // When the database is away this is in vain, and `recover` finds them; those that are settled stay settled.
-      await jobs.release(queue, batch).catch(() => {})
+      // Those that are settled stay settled. What cannot be given back is found by `recover`.
+      await untilSaid(signal, () => jobs.release(queue, batch)).catch(() => {})
       throw error
     } finally {
       end()
       inHand.clear()
     }
     return batch.length
+  }
+}
+
+const sayAgainMs = { first: 100, most: 2000 }
+
+/**
+ * Says to the database what became of jobs, again and again while it is away: that a job is done must not be forgotten,
+ * or it runs once more, nor one that was not begun lose an attempt. Until they are taken from us.
+ */
+async function untilSaid(signal: AbortSignal, say: () => Promise<void>): Promise<void> {
+  for (let waitMs = sayAgainMs.first; ; waitMs = Math.min(2 * waitMs, sayAgainMs.most)) {
+    try {
+      return await say()
+    } catch (error) {
+      const isAway = isConnectionLost(error) || error instanceof CommitUnknown
+      if (signal.aborted || !isAway) throw error
+      await sleep(waitMs, undefined, { signal }).catch(() => {})
+    }
   }
 }
 

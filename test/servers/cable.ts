@@ -1,0 +1,54 @@
+// The cable between a client and a server on 127.0.0.1, which can be pulled: connections break, new ones are refused,
+// until it is plugged in again.
+
+import { once } from 'node:events'
+import { type AddressInfo, connect, createServer, type Server, type Socket } from 'node:net'
+
+export type Cable = {
+  /** The server's URL, by way of the cable. */
+  url: string
+  pull(): void
+  plug(): Promise<void>
+}
+
+export async function openCable(serverUrl: string): Promise<Cable> {
+  const { hostname, port } = new URL(serverUrl)
+  const sockets = new Set<Socket>()
+  let server: Server
+
+  async function listen(at: number): Promise<number> {
+    server = createServer((near) => {
+      const far = connect(Number(port), hostname)
+      for (const [from, to] of [
+        [near, far],
+        [far, near],
+      ] as const) {
+        sockets.add(from)
+        from.on('error', () => to.destroy())
+        from.on('close', () => {
+          sockets.delete(from)
+          to.destroy()
+        })
+        from.pipe(to)
+      }
+    })
+    server.listen(at, '127.0.0.1').unref()
+    await once(server, 'listening')
+    return (server.address() as AddressInfo).port
+  }
+
+  const near = await listen(0)
+  const url = new URL(serverUrl)
+  url.hostname = '127.0.0.1'
+  url.port = String(near)
+  return {
+    url: url.href,
+    pull() {
+      server.close()
+      for (const socket of sockets) socket.destroy()
+    },
+    async plug() {
+      if (!server.listening) await listen(near)
+    },
+  }
+}
