@@ -7,16 +7,9 @@ import type { Readable } from 'node:stream'
 export type Writer = (line: string) => void
 
 const colours = [36, 35, 33, 32, 34, 95, 96, 93]
-const levels: Record<number, string> = {
-  10: 'trace',
-  20: 'debug',
-  30: 'info',
-  40: '\x1b[33mWARN\x1b[39m',
-  50: '\x1b[31mERROR\x1b[39m',
-  60: '\x1b[31mFATAL\x1b[39m',
-}
+const levelColours: Record<string, number> = { warn: 33, error: 31, fatal: 31 }
 /** Said by the prefix, or the same on every line of a process. */
-const hidden = new Set(['level', 'time', 'pid', 'hostname', 'name', 'worker', 'msg', 'v'])
+const hidden = new Set(['level', 'time', 'pid', 'hostname', 'worker', 'instance', 'msg'])
 
 /** Gives a function that writes every line of a stream behind `name`. */
 export function prefixer(names: readonly string[], terminal: boolean, write: Writer) {
@@ -31,23 +24,24 @@ export function prefixer(names: readonly string[], terminal: boolean, write: Wri
   }
 }
 
-/** A line that is not pino's passes as it is. */
+/** A line that is not the workers' JSON passes as it is. */
 export function pretty(line: string): string {
   const record = parse(line)
   if (!record) return line
   const { level, time, msg } = record
-  const clock = new Date(Number(time) || String(time))
-  const at = Number.isNaN(clock.getTime())
-    ? ''
-    : `\x1b[2m${clock.toTimeString().slice(0, 8)}\x1b[22m `
+  const at = dim(new Date(String(time)).toTimeString().slice(0, 8))
+  const colour = levelColours[String(level)]
+  const said = colour ? `\x1b[${colour}m${msg}\x1b[39m` : msg
   const rest = Object.entries(record)
     .filter(([key]) => !hidden.has(key))
-    .map(([key, value]) => `\x1b[2m${key}=\x1b[22m${show(key, value)}`)
-  return `${at}${levels[Number(level)] ?? level} ${[msg ?? '', ...rest].join(' ').trim()}`
+    .map(([key, value]) => dim(`${key}=`) + show(key, value))
+  return [at, said, ...rest].join(' ')
 }
 
+const dim = (text: string): string => `\x1b[2m${text}\x1b[22m`
+
 function parse(line: string): Record<string, unknown> | undefined {
-  if (!line.startsWith('{"level":')) return undefined
+  if (!line.startsWith('{"level":"')) return undefined
   try {
     return JSON.parse(line)
   } catch {
@@ -59,7 +53,7 @@ function parse(line: string): Record<string, unknown> | undefined {
 function show(key: string, value: unknown): string {
   if (key === 'err' && typeof value === 'object' && value !== null) {
     const { stack, message } = value as { stack?: string; message?: string }
-    return stack ? `${message}\n\x1b[2m${stack}\x1b[22m` : String(message)
+    return stack ? `${message}\n${dim(stack)}` : String(message)
   }
   return typeof value === 'string' && /^\S+$/.test(value) ? value : JSON.stringify(value)
 }

@@ -2,6 +2,7 @@
 // environment, touches signals and sets the exit code.
 
 import yargs from 'yargs'
+import { MigrationChanged, SchemaTooNew } from '../db/migrate.ts'
 import { ConfigError } from '../workers/config.ts'
 import { bench } from './bench.ts'
 import { check } from './check.ts'
@@ -105,6 +106,10 @@ function report(program: string, { warn }: Context, error: unknown): number {
   }
   if (error instanceof ConfigError) {
     warn(`${program}: bad configuration:\n  ${error.faults.join('\n  ')}`)
+    return exitCodes.config
+  }
+  if (error instanceof SchemaTooNew || error instanceof MigrationChanged) {
+    warn(`${program}: ${error.message}`)
     return exitCodes.config
   }
   warn(`${program}: ${error instanceof Error ? error.message : String(error)}`)

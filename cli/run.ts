@@ -4,7 +4,7 @@ import type { Argv } from 'yargs'
 import type { Environment } from '../workers/config.ts'
 import { runningDatabase } from './database.ts'
 import { type Command, dataDirOf, known } from './program.ts'
-import { mainOf, workers } from './workers.ts'
+import { startOf, workers } from './workers.ts'
 
 /** The worker reads them; here they are checked and described. */
 const limits = {
@@ -39,6 +39,7 @@ export const run: Command<{ worker?: string }> = (context) => ({
     })
     const env: Environment = { ...context.env, FLEET_DATA_DIR: dataDirOf(context.env) }
     if (!env.DATABASE_URL_FILE) env.DATABASE_URL = await runningDatabase(env)
-    context.become([...worker.flags, mainOf(worker), ...given], env)
+    const start = startOf(worker, env, String(env.FLEET_DATA_DIR))
+    context.become([...start.args, ...given], start.env)
   },
 })

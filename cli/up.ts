@@ -2,7 +2,9 @@
 // database (the embedded one when DATABASE_URL is unset) and its schema, starts the workers and keeps them running. The
 // first signal stops all, workers first and the database last; a second one does not wait for the workers.
 
-import { mkdirSync } from 'node:fs'
+import { spawn } from 'node:child_process'
+import { once } from 'node:events'
+import { existsSync, mkdirSync } from 'node:fs'
 import { join } from 'node:path'
 import { type Embedded, startEmbedded } from '../db/embedded.ts'
 import { migrate } from '../db/migrate.ts'
@@ -13,7 +15,7 @@ import { prefixer } from './lines.ts'
 import { checkApiPort, metricsPorts } from './ports.ts'
 import { type Command, type Context, dataDirOf, Exit, known } from './program.ts'
 import { createSupervisor } from './supervisor.ts'
-import { allFaults, mainOf, type Worker, workers } from './workers.ts'
+import { allFaults, startOf, type Worker, workers } from './workers.ts'
 
 export const up: Command<{ only?: string }> = (context) => ({
   command: 'up',
@@ -46,11 +48,13 @@ async function runFleet(context: Context, chosen: readonly Worker[]): Promise<vo
   try {
     if (chosen.some(({ name }) => name === 'http')) await checkApiPort(env)
     const ports = await metricsPorts(chosen, env)
+    const compiled = compileOnce(chosen, env, dataDir)
     embedded = givenDatabase(env) ? undefined : await startDatabase(context, dataDir)
     if (embedded) env.DATABASE_URL = embedded.url
     const url = embedded?.url ?? givenDatabase(env) ?? ''
     context.say(`database ${withoutPassword(url)}`)
-    await migrate({ url, onStep: (line) => context.say(line) })
+    await migrate({ url, onStep: context.say })
+    await compiled
     if (!stop.asked) await supervise(context, chosen, env, ports, stop)
   } finally {
     await embedded?.stop()
@@ -68,8 +72,26 @@ function checkSettings(chosen: readonly Worker[], env: Environment): void {
   if (faults.length > 0) throw new Exit('config', `bad configuration:\n  ${faults.join('\n  ')}`)
 }
 
+/** The first time, while Postgres starts: each worker only loads its code, refuses its command line and leaves the cache. */
+async function compileOnce(
+  chosen: readonly Worker[],
+  env: Environment,
+  dataDir: string,
+): Promise<void> {
+  if (existsSync(join(dataDir, 'compiled'))) return
+  const runs = chosen.map(async (worker) => {
+    const start = startOf(worker, env, dataDir)
+    const child = spawn(process.execPath, [...start.args, '--limit=0'], {
+      env: start.env,
+      stdio: 'ignore',
+    })
+    await once(child, 'exit')
+  })
+  await Promise.allSettled(runs)
+}
+
 async function startDatabase(context: Context, dataDir: string): Promise<Embedded> {
-  const embedded = await startEmbedded({ dataDir, note: (line) => context.say(line) })
+  const embedded = await startEmbedded({ dataDir, note: context.say })
   const how = embedded.adopted ? 'took over the running' : 'started the'
   context.say(
     `${how} embedded Postgres (pid ${embedded.pid}, data in ${join(dataDir, 'postgres')})`,
@@ -115,16 +137,8 @@ async function supervise(
   })
   for (const line of overview(chosen, env, ports)) context.say(line)
   for (const worker of chosen) {
-    supervisor.start({
-      name: worker.name,
-      args: [...worker.flags, mainOf(worker)],
-      env: {
-        ...env,
-        METRICS_PORT: String(ports.get(worker.name)),
-        // Compiled code is kept: a worker starts in half the time.
-        NODE_COMPILE_CACHE: env.NODE_COMPILE_CACHE ?? join(String(env.FLEET_DATA_DIR), 'compiled'),
-      },
-    })
+    const own = { ...env, METRICS_PORT: String(ports.get(worker.name)) }
+    supervisor.start({ name: worker.name, ...startOf(worker, own, String(env.FLEET_DATA_DIR)) })
   }
   await Promise.race([stop.first, idle.promise])
   stop.second.then(supervisor.kill)
