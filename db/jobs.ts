@@ -5,7 +5,7 @@
 
 import { type Kysely, sql } from 'kysely'
 import type pg from 'pg'
-import { PgBoss } from 'pg-boss'
+import type { PgBoss } from 'pg-boss'
 import { v7 as uuidv7 } from 'uuid'
 import {
   attemptsMax,
@@ -80,7 +80,7 @@ export type JobsOptions = {
 
 /** Creates or updates the job table and every queue. For `migrate`, which runs it once at a time. */
 export async function installJobs(pool: pg.Pool): Promise<void> {
-  const boss = createBoss(pool, { migrate: true, supervise: false })
+  const boss = await createBoss(pool, { migrate: true, supervise: false })
   let fault: Error | undefined
   boss.on('error', (error) => {
     fault ??= error
@@ -140,26 +140,36 @@ const over = (on: Kysely<Schema>): Executor => ({
   },
 })
 
-const createBoss = (pool: pg.Pool, options: { migrate: boolean; supervise: boolean }): PgBoss =>
-  new PgBoss({
-    db: overPool(pool) as never,
-    schema,
-    schedule: false,
-    registerInstance: false,
-    ...options,
-  })
+/** Loaded when it is used: whoever only knows our types, such as the wait for a schema, does without its 6 MB. */
+async function createBoss(
+  pool: pg.Pool,
+  options: { migrate: boolean; supervise: boolean },
+): Promise<PgBoss> {
+  const { PgBoss } = await import('pg-boss')
+  const ours = { schema, schedule: false, registerInstance: false }
+  return new PgBoss({ db: overPool(pool) as never, ...ours, ...options })
+}
 
 /** Opens nothing yet: the first call connects, and each call tries again after a failure. */
 export function openJobs({ db, pool, upkeep = false, onError }: JobsOptions): Jobs {
-  const boss = createBoss(pool, { migrate: false, supervise: upkeep })
-  boss.on('error', (error) => onError?.(error))
-  let started = false
-  const ready = async (): Promise<PgBoss> => {
-    if (!started) {
-      await boss.start()
-      started = true
+  let boss: PgBoss | undefined
+  let starting: Promise<PgBoss> | undefined
+
+  async function start(): Promise<PgBoss> {
+    if (boss === undefined) {
+      boss = await createBoss(pool, { migrate: false, supervise: upkeep })
+      boss.on('error', (error) => onError?.(error))
     }
-    return boss
+    return await boss.start()
+  }
+
+  /** One start for all who wait for it; the next call tries again when it failed. */
+  function ready(): Promise<PgBoss> {
+    starting ??= start().catch((error) => {
+      starting = undefined
+      throw error
+    })
+    return starting
   }
 
   return {
@@ -214,7 +224,8 @@ export function openJobs({ db, pool, upkeep = false, onError }: JobsOptions): Jo
     },
 
     async close() {
-      if (started) await boss.stop({ graceful: false, close: false })
+      const started = await starting?.catch(() => undefined)
+      await started?.stop({ graceful: false, close: false })
     },
   }
 }

@@ -49,8 +49,8 @@ const mailJob = (
     max_attempts: 3,
   }) as EmailJob
 
-describe('a mail', () => {
-  const render = createRenderer()
+describe('a mail', async () => {
+  const render = await createRenderer()
 
   test('tells what was bought, as text and as HTML', () => {
     const { subject, text, html } = render(mailJob())

@@ -30,7 +30,8 @@ export type EmailOptions = {
 export function emailPass(options: EmailOptions): Pass {
   const { db, jobs, provider, from, perSecond, batchMax, concurrency, worker } = options
   const rate: Rate = { name: 'email', perSecond, burst: perSecond }
-  const render = createRenderer()
+  // Made with the first mail: a worker that waits does without it.
+  let renderer: ReturnType<typeof createRenderer> | undefined
   let waitMs = 0
 
   async function admit(count: number): Promise<number> {
@@ -41,7 +42,8 @@ export function emailPass(options: EmailOptions): Pass {
 
   async function handle(job: Job<EmailJob>, signal: AbortSignal): Promise<void> {
     const { job_id: id, template, recipient: to, created_at, request_id } = job.data
-    const { subject, html, text } = render(job.data)
+    renderer ??= createRenderer()
+    const { subject, html, text } = (await renderer)(job.data)
     const mail = { id, from, to, subject, html, text, date: new Date(created_at) }
     const outcome = await provider.send(mail, signal)
     if (outcome.is === 'sent') {

@@ -4,22 +4,21 @@
 import { randomUUID } from 'node:crypto'
 import { mkdir, open, rename, rm } from 'node:fs/promises'
 import { join } from 'node:path'
-import { createTransport } from 'nodemailer'
 import { type EmailProvider, type Mail, messageIdOf } from './provider.ts'
 
 export function createLogProvider(dataDir: string): EmailProvider {
   const folder = join(dataDir, 'mail')
-  const composer = createTransport({ streamTransport: true, buffer: true, newline: 'windows' })
 
   async function compose(mail: Mail): Promise<Buffer> {
+    // Loaded with the first mail: a worker that waits does without it.
+    const { default: MailComposer } = await import('nodemailer/lib/mail-composer')
     const { id, from, to, subject, html, text, date } = mail
     const headers = { 'X-Flotilla-Job': id, 'Auto-Submitted': 'auto-generated' }
     const messageId = messageIdOf(mail)
-    const content = { from, to, subject, html, text, date, messageId, headers }
+    const content = { from, to, subject, html, text, date, messageId, headers, newline: 'windows' }
     // Neither files nor URLs are read, whatever a template says.
     const closed = { disableFileAccess: true, disableUrlAccess: true }
-    const { message } = await composer.sendMail({ ...content, ...closed })
-    return message as Buffer
+    return await new MailComposer({ ...content, ...closed }).compile().build()
   }
 
   return {

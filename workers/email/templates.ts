@@ -4,7 +4,6 @@
 
 import { readdirSync, readFileSync } from 'node:fs'
 import { join } from 'node:path'
-import Handlebars from 'handlebars'
 import type { EmailJob, EmailTemplate } from '../../domain/emails.ts'
 import type { Money } from '../../domain/events.ts'
 
@@ -16,7 +15,8 @@ const strict = { strict: true, knownHelpersOnly: true } as const
 
 type Render = (view: object) => string
 
-export function createRenderer(): (job: EmailJob) => Rendered {
+export async function createRenderer(): Promise<(job: EmailJob) => Rendered> {
+  const { default: Handlebars } = await import('handlebars')
   const handlebars = Handlebars.create()
   const source = (file: string) => readFileSync(join(folder, `${file}.hbs`), 'utf8')
   handlebars.registerPartial('layout', source('layout.html'))
