@@ -38,6 +38,8 @@ export async function writeEvents(tx: Tx, events: readonly NewEvent[]): Promise<
     )`.execute(tx)
 }
 
+const readCommitted = { isolation: 'read committed' } as const
+
 type Row = {
   slot: number
   txid: string
@@ -65,14 +67,26 @@ export async function relayEvents(
   return await transaction(
     db,
     async (tx) => {
+      await readByKey(tx)
       const rows = await takeEvents(tx, Math.ceil(batchMax / slotsMax))
       if (rows.length === 0) return 0
       await publish(tx, rows.map(toCloudEvent))
       await moveCursors(tx, rows)
       return rows.length
     },
-    { isolation: 'read committed' },
+    readCommitted,
   )
+}
+
+/**
+ * Keeps the planner on the primary key, in its order, until the transaction ends. A table that grew by a sale has the
+ * statistics of an empty one: then it sorts the whole backlog for each batch (measured with 20,000 waiting: 124 ms a
+ * batch, by the key 1 ms).
+ */
+async function readByKey(tx: Tx): Promise<void> {
+  const methods = ['seqscan', 'bitmapscan', 'sort', 'hashjoin', 'mergejoin']
+  await sql`select set_config('enable_' || method, 'off', true)
+    from unnest(${methods}::text[]) as method`.execute(tx)
 }
 
 async function takeEvents(tx: Tx, perSlotMax: number): Promise<Row[]> {
@@ -134,18 +148,25 @@ export async function pruneOutbox(
   db: Db,
   { keepSeconds = 3 * 86_400, batchMax = 1600 } = {},
 ): Promise<number> {
-  // The limit is inside the age check: a slot whose oldest rows are young is not read further.
-  const result = await sql`
-    delete from outbox o using (
-      select r.slot, r.txid, r.id from outbox_cursors c cross join lateral (
-        select o.slot, o.txid, o.id, o.created_at from outbox o
-        where o.slot = c.slot and (o.txid, o.id) <= (c.txid, c.id)
-        order by o.txid, o.id limit ${Math.ceil(batchMax / slotCount)}
-      ) r
-      where r.created_at < clock_timestamp() - ${keepSeconds} * interval '1 second'
-    ) old
-    where o.slot = old.slot and o.txid = old.txid and o.id = old.id`.execute(db)
-  return Number(result.numAffectedRows ?? 0)
+  return await transaction(
+    db,
+    async (tx) => {
+      await readByKey(tx)
+      // The limit is inside the age check: a slot whose oldest rows are young is not read further.
+      const result = await sql`
+        delete from outbox o using (
+          select r.slot, r.txid, r.id from outbox_cursors c cross join lateral (
+            select o.slot, o.txid, o.id, o.created_at from outbox o
+            where o.slot = c.slot and (o.txid, o.id) <= (c.txid, c.id)
+            order by o.txid, o.id limit ${Math.ceil(batchMax / slotCount)}
+          ) r
+          where r.created_at < clock_timestamp() - ${keepSeconds} * interval '1 second'
+        ) old
+        where o.slot = old.slot and o.txid = old.txid and o.id = old.id`.execute(tx)
+      return Number(result.numAffectedRows ?? 0)
+    },
+    readCommitted,
+  )
 }
 
 export type OutboxLag = {
@@ -158,17 +179,24 @@ export type OutboxLag = {
 }
 
 export async function readOutboxLag(db: Db): Promise<OutboxLag> {
-  const { rows } = await sql<OutboxLag>`
-    select coalesce(sum(n), 0)::int as rows,
-      coalesce(extract(epoch from clock_timestamp() - min(oldest)), 0)::float8 as seconds,
-      (select coalesce(extract(epoch from clock_timestamp() - min(xact_start)), 0)::float8
-        from pg_stat_activity where backend_xid is not null) as "horizonSeconds"
-    from outbox_cursors c cross join lateral (
-      select count(*) as n, min(created_at) as oldest from (
-        select o.created_at from outbox o
-        where o.slot = c.slot and (o.txid, o.id) > (c.txid, c.id)
-        order by o.txid, o.id limit 10000
-      ) waiting
-    ) s`.execute(db)
-  return rows[0] ?? { rows: 0, seconds: 0, horizonSeconds: 0 }
+  return await transaction(
+    db,
+    async (tx) => {
+      await readByKey(tx)
+      const { rows } = await sql<OutboxLag>`
+        select coalesce(sum(n), 0)::int as rows,
+          coalesce(extract(epoch from clock_timestamp() - min(oldest)), 0)::float8 as seconds,
+          (select coalesce(extract(epoch from clock_timestamp() - min(xact_start)), 0)::float8
+            from pg_stat_activity where backend_xid is not null) as "horizonSeconds"
+        from outbox_cursors c cross join lateral (
+          select count(*) as n, min(created_at) as oldest from (
+            select o.created_at from outbox o
+            where o.slot = c.slot and (o.txid, o.id) > (c.txid, c.id)
+            order by o.txid, o.id limit 10000
+          ) waiting
+        ) s`.execute(tx)
+      return rows[0] ?? { rows: 0, seconds: 0, horizonSeconds: 0 }
+    },
+    readCommitted,
+  )
 }
