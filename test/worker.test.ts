@@ -506,8 +506,9 @@ describe('a worker process', () => {
       startWorker('expiry', fresh.url, [], { METRICS_PORT: '' }),
     )
     assert.ok(first && second)
+    const shown = () => [first, second].map((w) => w.lines().some((line) => line.metrics))
+    await until(() => shown().every(Boolean))
     for (const worker of [first, second]) {
-      await until(() => worker.lines().some((line) => line.metrics !== undefined))
       worker.process.kill('SIGTERM')
       assert.equal(await exited(worker), 0, worker.output())
     }
@@ -528,5 +529,42 @@ describe('a worker process', () => {
     const [code] = await once(child, 'exit')
     assert.equal(code, 0, output)
     assert.match(output, /its supervisor is gone/)
+  })
+
+  const blocked = async (count: number) => {
+    const { rows } = await sql<{ n: number }>`
+      select count(*)::int as n from pg_stat_activity
+      where datname = current_database() and wait_event_type = 'Lock'`.execute(fresh.db)
+    return rows[0]?.n === count
+  }
+
+  test('finishes what it has in hand when told to stop, and does not when told twice', async () => {
+    const holder = await fresh.open().db.startTransaction().execute()
+    await sql`lock table reservations`.execute(holder)
+    const [patient, hasty] = ['patient', 'hasty'].map(() => startWorker('expiry', fresh.url))
+    assert.ok(patient && hasty)
+    await until(() => blocked(2))
+    patient.process.kill('SIGTERM')
+    hasty.process.kill('SIGTERM')
+    await until(() => hasty.lines().some(said('stopping')))
+    // What comes within half a second is taken for the same signal.
+    const again = setInterval(() => hasty.process.kill('SIGTERM'), 200)
+    assert.equal(await exited(hasty), 1, hasty.output())
+    clearInterval(again)
+    assert.ok(hasty.lines().some(said('told twice: the worker ends now')))
+    assert.equal(patient.process.exitCode, null)
+    await holder.commit().execute()
+    assert.equal(await exited(patient), 0, patient.output())
+  })
+
+  test('ends by force when what it has in hand outlasts the grace', async () => {
+    const holder = await fresh.open().db.startTransaction().execute()
+    await sql`lock table reservations`.execute(holder)
+    const worker = startWorker('expiry', fresh.url, ['--grace=0'])
+    await until(() => blocked(1))
+    worker.process.kill('SIGTERM')
+    assert.equal(await exited(worker), 1, worker.output())
+    assert.ok(worker.lines().some(said('did not end in time: the worker ends now')))
+    await holder.rollback().execute()
   })
 })
