@@ -21,21 +21,21 @@ import { join } from 'node:path'
 import { after, afterEach, test } from 'node:test'
 import pg from 'pg'
 import { type Embedded, findEmbedded, startEmbedded } from '../db/embedded.ts'
+import { startGuard } from './setup.ts'
 
 const asRoot = process.getuid?.() === 0
 const base = mkdtempSync(join(tmpdir(), 'flotilla-embedded-'))
 chmodSync(base, 0o755)
 
 const running: Embedded[] = []
-const homes = new Set<string>()
+/** Ends the servers also when this file is killed. */
+const guard = startGuard()
+guard.watch({ dir: base })
 
 afterEach(async () => {
   for (const server of running.splice(0)) await server.stop()
 })
-after(() => {
-  for (const home of homes) rmSync(home, { recursive: true, force: true })
-  rmSync(base, { recursive: true, force: true })
-})
+after(() => guard.end())
 
 /** Starts and remembers what there is to stop and to remove. */
 async function start(dataDir: string, notes: string[] = []): Promise<Embedded> {
@@ -46,7 +46,8 @@ async function start(dataDir: string, notes: string[] = []): Promise<Embedded> {
     note: (line) => notes.push(line),
   })
   running.push(server)
-  homes.add(realpathSync(join(dataDir, 'postgres')))
+  const dir = realpathSync(join(dataDir, 'postgres'))
+  guard.watch({ pid: server.pid, signal: 'SIGQUIT', dir })
   return server
 }
 
@@ -213,7 +214,6 @@ test('shows the end of the log when Postgres does not start', async () => {
     startEmbedded({ dataDir, fsync: false, settings: { max_connections: 'many' } }),
     /did not start[\s\S]*invalid value for parameter "max_connections": "many"/,
   )
-  homes.add(realpathSync(join(dataDir, 'postgres')))
 })
 
 test('is out of reach of the terminal’s Ctrl-C', async () => {

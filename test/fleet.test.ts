@@ -3,7 +3,7 @@
 import assert from 'node:assert/strict'
 import { type ChildProcess, spawn } from 'node:child_process'
 import { once } from 'node:events'
-import { chmodSync, existsSync, mkdtempSync, realpathSync, rmSync } from 'node:fs'
+import { chmodSync, existsSync, mkdtempSync } from 'node:fs'
 import { createServer } from 'node:net'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
@@ -14,16 +14,16 @@ import { pretty } from '../cli/lines.ts'
 import { createSupervisor, restartDelayMs } from '../cli/supervisor.ts'
 import { age, table } from '../cli/table.ts'
 import { findEmbedded, startEmbedded } from '../db/embedded.ts'
+import { startGuard } from './setup.ts'
 
 const cli = join(import.meta.dirname, '..', 'cli')
 const base = mkdtempSync(join(tmpdir(), 'flotilla-fleet-'))
 chmodSync(base, 0o755)
 
-const started = new Set<ChildProcess>()
-after(() => {
-  for (const child of started) child.kill('SIGKILL')
-  rmSync(base, { recursive: true, force: true })
-})
+/** Ends what was started also when this file is killed. */
+const guard = startGuard()
+guard.watch({ dir: base })
+after(() => guard.end())
 
 const environment = (dataDir: string, more: Record<string, string> = {}) => ({
   PATH: process.env.PATH ?? '',
@@ -44,17 +44,14 @@ type Running = {
 function start(words: string[], env: Record<string, string>): Running {
   const [program = '', ...args] = words
   const child = spawn(process.execPath, [join(cli, `${program}.js`), ...args], { env, cwd: base })
-  started.add(child)
+  guard.watch({ pid: child.pid, signal: 'SIGTERM' })
   let text = ''
   for (const stream of [child.stdout, child.stderr]) {
     stream.on('data', (chunk) => {
       text += chunk
     })
   }
-  const ended = once(child, 'close').then(([code]) => {
-    started.delete(child)
-    return code as number | null
-  })
+  const ended = once(child, 'close').then(([code]) => code as number | null)
   const said = async (pattern: RegExp, from = 0): Promise<RegExpExecArray> => {
     for (;;) {
       const found = pattern.exec(text.slice(from))
@@ -149,6 +146,7 @@ test('fleet run: is the worker itself, on the running embedded Postgres, with it
   assert.match(none.text, /DATABASE_URL is not set, and no embedded Postgres is running in .*run/)
 
   const server = await startEmbedded({ dataDir, fsync: false })
+  guard.watch({ pid: server.pid, signal: 'SIGQUIT' })
   try {
     assert.equal((await run('fleet migrate', env)).code, 0)
     const worker = start(['fleet', 'run', 'expiry', '--once', '--time-limit', '60'], env)
@@ -163,7 +161,6 @@ test('fleet run: is the worker itself, on the running embedded Postgres, with it
     assert.equal(await asked.ended, 0)
   } finally {
     await server.stop()
-    rmSync(realpathSync(join(dataDir, 'postgres')), { recursive: true })
   }
 })
 

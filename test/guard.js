@@ -1,33 +1,41 @@
 // Ends what a test run started, when the run is over or was killed: reads lines of {pid?, dir?} from stdin, and at its
 // end asks the processes to quit, waits for them, kills what stays, and removes the folders.
 
-import { rmSync } from 'node:fs'
+import { readFileSync, rmSync } from 'node:fs'
 import { createInterface } from 'node:readline'
 import { setTimeout as sleep } from 'node:timers/promises'
 
-const pids = []
+/** Tells a process from a later one of the same number; on Linux only. */
+function startOf(pid) {
+  try {
+    const stat = readFileSync(`/proc/${pid}/stat`, 'utf8')
+    return stat.slice(stat.lastIndexOf(')') + 2).split(' ')[19]
+  } catch {
+    return undefined
+  }
+}
+
+const processes = []
 const dirs = []
 for await (const line of createInterface({ input: process.stdin })) {
-  const { pid, dir } = JSON.parse(line)
-  if (pid) pids.push(pid)
+  const { pid, signal, dir } = JSON.parse(line)
+  if (pid) processes.push({ pid, signal, started: startOf(pid) })
   if (dir) dirs.push(dir)
 }
 
-const signal = (pid, name) => {
+const send = (pid, signal) => {
   try {
-    process.kill(pid, name)
+    process.kill(pid, signal)
     return true
   } catch {
     return false
   }
 }
 
-// SIGQUIT is Postgres's immediate shutdown: nothing here is worth a checkpoint. Redis has no use for it.
-for (const pid of pids) {
-  signal(pid, 'SIGQUIT')
-  signal(pid, 'SIGTERM')
-}
-for (let waited = 0; pids.some((pid) => signal(pid, 0)) && waited < 5000; waited += 20)
-  await sleep(20)
-for (const pid of pids) signal(pid, 'SIGKILL')
+// A process that ended meanwhile is let alone: its number may be another's by now.
+const left = () => processes.filter(({ pid, started }) => startOf(pid) === started && send(pid, 0))
+
+for (const { pid, signal } of left()) send(pid, signal)
+for (let waited = 0; left().length > 0 && waited < 10_000; waited += 20) await sleep(20)
+for (const { pid } of left()) send(pid, 'SIGKILL')
 for (const dir of dirs) rmSync(dir, { recursive: true, force: true, maxRetries: 5 })

@@ -76,10 +76,11 @@ async function privatePostgres(): Promise<string> {
   // As root the server runs as another user, who has to get in.
   chmodSync(dataDir, 0o755)
   const guard = startGuard()
+  ends.push(guard.end)
   guard.watch({ dir: dataDir })
   const bin = postgresOnPath()
   const server = await startEmbedded({ dataDir, fsync: false, ...(bin && { bin }) })
-  guard.watch({ pid: server.pid, dir: realpathSync(join(dataDir, 'postgres')) })
+  guard.watch({ pid: server.pid, signal: 'SIGQUIT', dir: realpathSync(join(dataDir, 'postgres')) })
   return server.url
 }
 
@@ -150,7 +151,9 @@ async function findRedis(): Promise<string | undefined> {
     detached: true,
     stdio: ['ignore', 'pipe', 'inherit'],
   })
-  startGuard().watch({ pid: server.pid ?? 0, dir })
+  const guard = startGuard()
+  ends.push(guard.end)
+  guard.watch({ pid: server.pid, signal: 'SIGTERM', dir })
   await untilSaid(server, 'Ready to accept connections')
   return `redis://127.0.0.1:${port}`
 }
@@ -177,20 +180,28 @@ async function freePort(): Promise<number> {
   return address.port
 }
 
+export type Guard = {
+  /** SIGQUIT is Postgres's immediate shutdown: nothing in a test is worth a checkpoint. */
+  watch(what: { pid?: number | undefined; signal?: 'SIGTERM' | 'SIGQUIT'; dir?: string }): void
+  end(): Promise<void>
+}
+
 /**
  * A process of its own that reads from us what to end and to remove, and does so when our end of the pipe closes: at the
  * teardown, and as well when this process was killed.
  */
-function startGuard(): { watch(what: { pid?: number; dir?: string }): void } {
+export function startGuard(): Guard {
   const guard = spawn(process.execPath, [join(import.meta.dirname, 'guard.js')], {
     detached: true,
     stdio: ['pipe', 'ignore', 'inherit'],
   })
   guard.unref()
-  ends.push(async () => {
-    guard.ref()
-    guard.stdin.end()
-    if (guard.exitCode === null) await once(guard, 'exit')
-  })
-  return { watch: (what) => guard.stdin.write(`${JSON.stringify(what)}\n`) }
+  return {
+    watch: (what) => guard.stdin.write(`${JSON.stringify(what)}\n`),
+    async end() {
+      guard.ref()
+      guard.stdin.end()
+      if (guard.exitCode === null) await once(guard, 'exit')
+    },
+  }
 }
