@@ -193,6 +193,7 @@ describe('a pass over jobs', () => {
       failures += count
     },
     dying: dying.signal,
+    database: fresh.database,
   })
   const shared = () => ({ jobs, db: fresh.db, queue: 'inbox', worker: worker() }) as const
   const number = (data: unknown) => {
@@ -394,6 +395,36 @@ describe('a pass over jobs', () => {
       (await jobs.fetch('inbox', 9)).map((job) => job.attempt),
       [2, 2],
     )
+  })
+
+  test('takes nobody for dead who had no database to show a sign of life to', async () => {
+    await send(...numbers(1))
+    await jobs.fetch('inbox', 1)
+    const cable = await openCable(fresh.url)
+    const far = openDatabase({ url: cable.url, name: 'far' })
+    const farJobs = openJobs(far)
+    const { pass } = recoverLoop({
+      jobs: farJobs,
+      queue: 'inbox',
+      worker: { ...worker(), database: far },
+    })
+    try {
+      assert.equal(await pass(stopping.signal, all), 0)
+      cable.pull()
+      await assert.rejects(Promise.resolve(pass(stopping.signal, all)))
+      await assert.rejects(Promise.resolve(pass(stopping.signal, all)))
+      await sql`update pgboss.job set heartbeat_on = heartbeat_on - interval '11 s'`.execute(
+        fresh.db,
+      )
+      await cable.plug()
+      assert.equal(await pass(stopping.signal, all), 0)
+      assert.equal(await pass(stopping.signal, all), 0)
+      assert.equal((await rows())[0]?.state, 'active')
+    } finally {
+      await farJobs.close()
+      await far.close()
+      cable.pull()
+    }
   })
 })
 

@@ -7,6 +7,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { Counter, Histogram } from 'prom-client'
 import { createGroup } from '../db/group.ts'
 import type { Failed, Job, Jobs } from '../db/jobs.ts'
+import { pingDatabase } from '../db/open.ts'
 import type { Db, Tx } from '../db/schema.ts'
 import { CommitUnknown, isConnectionLost, transaction } from '../db/transaction.ts'
 import { heartbeatSeconds, type QueueName, queues } from '../domain/queues.ts'
@@ -202,14 +203,30 @@ async function untilSaid(signal: AbortSignal, say: () => Promise<void>): Promise
 /** How often each worker looks for jobs of dead ones. With the heartbeat: they run again within 15 s. */
 const recoverEveryMs = 5000
 
-/** The upkeep of a queue, for the list of loops beside its pass. */
+/**
+ * The upkeep of a queue, for the list of loops beside its pass. While the database was away nobody could show a sign of
+ * life: when it is back they get the time for one before the lack of it counts.
+ */
 export function recoverLoop({
   jobs,
   queue,
   worker,
-}: Pick<Runtime, 'jobs' | 'queue' | 'worker'>): Loop {
+}: Pick<Runtime, 'jobs' | 'queue'> & {
+  worker: Runtime['worker'] & Pick<Worker, 'database'>
+}): Loop {
+  let wasAway = false
+  let patientUntil = 0
   const pass: Pass = async () => {
-    const recovered = await jobs.recover(queue)
+    if (wasAway) {
+      await pingDatabase(worker.database)
+      wasAway = false
+      patientUntil = performance.now() + heartbeatSeconds * 1000
+    }
+    if (performance.now() < patientUntil) return 0
+    const recovered = await jobs.recover(queue).catch((error) => {
+      wasAway = isConnectionLost(error)
+      throw error
+    })
     for (const { job, became, why } of recovered) tellFailure(worker, job, became, why)
     return recovered.length
   }
