@@ -355,6 +355,40 @@ describe('a pass over jobs', () => {
     assert.equal(runs, 2)
   })
 
+  test('notes what it did, however long the database takes to hear of it', async (t) => {
+    await send(...numbers(4))
+    let aheadMs = 0
+    const now = performance.now.bind(performance)
+    t.mock.method(performance, 'now', () => now() + aheadMs)
+    const [asked, answered] = [Promise.withResolvers<void>(), Promise.withResolvers<void>()]
+    const slow: Jobs = {
+      ...jobs,
+      async complete(...completion) {
+        asked.resolve()
+        await answered.promise
+        return await jobs.complete(...completion)
+      },
+    }
+    const pass = jobPass({
+      ...shared(),
+      jobs: slow,
+      batchMax: 4,
+      concurrency: 4,
+      decode: number,
+      async handle({ data: n }) {
+        if (n > 0) await asked.promise
+      },
+    })
+    const passed = pass(stopping.signal, all)
+    await asked.promise
+    // The others wait in line by now, behind the one that is not answered.
+    await new Promise((resolve) => setImmediate(resolve))
+    aheadMs = 30_000
+    answered.resolve()
+    assert.equal(await passed, 4)
+    assert.deepEqual(new Set((await rows()).map((row) => row.state)), new Set(['completed']))
+  })
+
   test('commits a batch with its effect, and lets one bad job fail alone', async () => {
     await sql`create table effects (n int primary key)`.execute(fresh.db)
     await send(...numbers(8))

@@ -76,6 +76,8 @@ export function jobPass<T>(options: JobPassOptions<T>): Pass {
       return finished.map(() => undefined)
     },
     divides: () => false,
+    // It is done already: refused for having waited, it would be done once more.
+    waitMaxMs: Number.POSITIVE_INFINITY,
   })
 
   async function runOne(job: Job, signal: AbortSignal): Promise<void> {
