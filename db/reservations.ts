@@ -171,8 +171,11 @@ export async function movePlaces(
     if (counter) counter.quantity += quantity
     else counters.set(`${eventId} ${sectionNo}`, { eventId, sectionNo, quantity })
   }
-  for (const key of [...counters.keys()].sort()) {
-    const { eventId, sectionNo, quantity } = counters.get(key)!
+  // As numbers: in the order of texts the tenth would come before the second.
+  const inOrder = [...counters.values()].sort((a, b) =>
+    a.eventId < b.eventId ? -1 : a.eventId > b.eventId ? 1 : a.sectionNo - b.sectionNo,
+  )
+  for (const { eventId, sectionNo, quantity } of inOrder) {
     await tx
       .updateTable('standing_sections')
       .set({
