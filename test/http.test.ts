@@ -74,25 +74,88 @@ describe('a reservation', () => {
 
   test('is nobody else’s to see or settle', async () => {
     const { reservation_id } = (await hold({ quantity: 1 })).json
-    const before = await counts()
+    const before = await settled(reservation_id)
     const path = `reservations/${reservation_id}`
     const seen = await api.call('GET', path, { user: 'bob' })
     assert.deepEqual([seen.status, seen.json.code], [404, 'RESERVATION_NOT_FOUND'])
-    const settled = await api.call('POST', `${path}/cancel`, { user: 'bob' })
-    assert.deepEqual([settled.status, settled.json.code], [404, 'RESERVATION_NOT_FOUND'])
-    const { records: _, ...rest } = (await counts()) as { records: string }
-    const { records: __, ...restBefore } = before as { records: string }
-    assert.deepEqual(rest, restBefore)
+    for (const verb of ['confirm', 'cancel']) {
+      const answer = await api.call('POST', `${path}/${verb}`, { user: 'bob' })
+      assert.deepEqual([answer.status, answer.json.code], [404, 'RESERVATION_NOT_FOUND'])
+    }
+    assert.deepEqual(await settled(reservation_id), before)
+  })
+
+  test('is confirmed once', async () => {
+    const { reservation_id } = (await hold({ quantity: 2 })).json
+    const path = `reservations/${reservation_id}/confirm`
+    assert.equal((await api.call('POST', path, { user: 'ann' })).status, 200)
+    const before = await settled(reservation_id)
+    const again = await api.call('POST', path, { user: 'ann' })
+    assert.deepEqual([again.status, again.json.code], [409, 'NOT_HELD'])
+    assert.deepEqual(await settled(reservation_id), before)
+  })
+
+  test('of two confirmations at once one wins', async () => {
+    const { reservation_id } = (await hold({ quantity: 2 })).json
+    const path = `reservations/${reservation_id}/confirm`
+    const both = await Promise.all([1, 2].map(() => api.call('POST', path, { user: 'ann' })))
+    assert.deepEqual(both.map(({ status }) => status).sort(), [200, 409])
+    assert.equal(both.find(({ status }) => status === 409)?.json.code, 'NOT_HELD')
+    assert.deepEqual((await settled(reservation_id)).orders, '1')
   })
 
   test('ends with its time', async () => {
     const { reservation_id } = (await hold({ quantity: 1 })).json
-    await sql`update reservations set expires_at = clock_timestamp() - interval '1 s'
+    await sql`update reservations set expires_at = clock_timestamp() - interval '1 ms'
       where id = ${reservation_id}`.execute(database.db)
-    const late = await api.call('POST', `reservations/${reservation_id}/confirm`, { user: 'ann' })
-    assert.deepEqual([late.status, late.json.code], [410, 'RESERVATION_EXPIRED'])
+    const before = await settled(reservation_id)
+    for (const verb of ['confirm', 'cancel']) {
+      const path = `reservations/${reservation_id}/${verb}`
+      const late = await api.call('POST', path, { user: 'ann' })
+      assert.deepEqual([late.status, late.json.code], [410, 'RESERVATION_EXPIRED'])
+    }
+    const shown = await api.call('GET', `reservations/${reservation_id}`, { user: 'ann' })
+    assert.equal(shown.json.status, 'expired')
+    assert.deepEqual(await settled(reservation_id), before)
   })
+
+  for (const [name, aheadMs] of [
+    ['ahead of', 3_600_000],
+    ['behind', -3_600_000],
+  ] as const) {
+    test(`lasts as long as the database says, where the program’s clock is ${name} it`, async (t) => {
+      t.mock.timers.enable({ apis: ['Date'], now: Date.now() + aheadMs })
+      const { reservation_id } = (await hold({ quantity: 1 })).json
+      const path = `reservations/${reservation_id}`
+      const left = await database.db
+        .selectFrom('reservations')
+        .select(sql<number>`extract(epoch from expires_at - clock_timestamp())::float8`.as('s'))
+        .where('id', '=', reservation_id)
+        .executeTakeFirstOrThrow()
+      assert.ok(left.s > 840 && left.s <= 900, `${left.s}`)
+      assert.equal((await api.call('GET', path, { user: 'ann' })).json.status, 'held')
+      const confirmed = await api.call('POST', `${path}/confirm`, { user: 'ann' })
+      assert.equal(confirmed.status, 200, confirmed.text)
+
+      const over = (await hold({ quantity: 1 })).json.reservation_id
+      await sql`update reservations set expires_at = clock_timestamp() - interval '1 ms'
+        where id = ${over}`.execute(database.db)
+      const late = await api.call('POST', `reservations/${over}/confirm`, { user: 'ann' })
+      assert.deepEqual([late.status, late.json.code], [410, 'RESERVATION_EXPIRED'])
+    })
+  }
 })
+
+/** The row of a reservation, and what came of it. */
+async function settled(id: string) {
+  const { rows } = await sql<Record<string, unknown>>`
+    select r.state, r.version, r.settled_at,
+      (select string_agg(state, ',') from seats where reservation_id = r.id) as seats,
+      (select count(*) from orders where reservation_id = r.id) as orders,
+      (select count(*) from outbox where subject = r.id::text) as events
+    from reservations r where r.id = ${id}`.execute(database.db)
+  return rows[0]!
+}
 
 describe('an event', () => {
   test('is shown to everyone, with what is left', async () => {

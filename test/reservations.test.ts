@@ -69,7 +69,9 @@ describe('a hold that is over while its change waits for the lock', () => {
 
       const blocker = await other.startTransaction().execute()
       await sql`select from reservations where id = ${reservationId} for update`.execute(blocker)
-      const outcome = transaction(db, (tx: Tx) => change(tx, [{ reservationId, userId: 'ann' }]))
+      const outcome = transaction<unknown[]>(db, (tx) =>
+        change(tx, [{ reservationId, userId: 'ann' }]),
+      )
       await until(isBlocked)
       await until(async () => {
         const { rows } = await sql`select from reservations
