@@ -20,7 +20,6 @@ export const errorCodes = [
   'SECTION_NOT_FOUND',
   'RESERVATION_NOT_FOUND',
   'COMMAND_NOT_FOUND',
-  'USER_NOT_FOUND',
   'SOLD_OUT',
   'SEATS_UNAVAILABLE',
   'NOT_HELD',

@@ -25,7 +25,6 @@ export const problems: Record<ErrorCode, { status: number; title: string }> = {
   SECTION_NOT_FOUND: { status: 404, title: 'Section not found' },
   RESERVATION_NOT_FOUND: { status: 404, title: 'Reservation not found' },
   COMMAND_NOT_FOUND: { status: 404, title: 'Command not found' },
-  USER_NOT_FOUND: { status: 404, title: 'User not found' },
   SOLD_OUT: { status: 409, title: 'Sold out' },
   SEATS_UNAVAILABLE: { status: 409, title: 'Seats are not available' },
   NOT_HELD: { status: 409, title: 'The reservation is not held' },
