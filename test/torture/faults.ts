@@ -1,6 +1,6 @@
-// The faults, dealt from a shuffled deck, so that every kind comes in each lap. A fault returns what it did in a few
-// words. What it breaks is for the fleet to mend: a frozen process is thawed, a stopped Postgres started again, and that
-// is all the help there is.
+// The faults, dealt from a shuffled deck, so that every kind comes in each lap, a kill -9 of each worker and a crash of
+// Postgres before the others. What they break is for the fleet to mend: a frozen process is thawed, a stopped Postgres
+// started again, and that is all the help there is.
 
 import { setTimeout as sleep } from 'node:timers/promises'
 import { workers } from '../../cli/workers.ts'
@@ -18,7 +18,14 @@ export type Faults = {
   counts: ReadonlyMap<string, number>
 }
 
-type Fault = { name: string; strike(): Promise<unknown> }
+/** What every torture does, however short. */
+export const essentials: readonly string[] = [
+  ...workers.map(({ name }) => `kill -9 ${name}`),
+  'Postgres crashed',
+]
+
+/** Says in a few words what it did; undefined: there was nobody to hit just now. */
+type Fault = { name: string; strike(): Promise<string | undefined> }
 
 const pauseMs = { least: 500, most: 2000 }
 const freezeMs = { least: 1000, most: 6000 }
@@ -33,10 +40,14 @@ export function createFaults(victims: Victims, dice: Dice, told: (line: string) 
     while (!signal.aborted) {
       await sleep(dice.between(pauseMs.least, pauseMs.most), undefined, { signal }).catch(() => {})
       if (signal.aborted) break
-      if (hand.length === 0) hand = dice.shuffle(deck)
-      const { name, strike } = hand.pop()!
-      const what = await strike()
-      if (what === undefined) continue
+      if (hand.length === 0) hand = deal(deck, dice)
+      const fault = hand.shift()!
+      const { name } = fault
+      const what = await fault.strike()
+      if (what === undefined) {
+        hand.push(fault)
+        continue
+      }
       counts.set(name, (counts.get(name) ?? 0) + 1)
       told(`${name}: ${what}`)
     }
@@ -44,6 +55,11 @@ export function createFaults(victims: Victims, dice: Dice, told: (line: string) 
   }
 
   return { run, counts }
+}
+
+function deal(deck: readonly Fault[], dice: Dice): Fault[] {
+  const first = essentials.map((name) => deck.find((fault) => fault.name === name)!)
+  return [...dice.shuffle(first), ...dice.shuffle(deck.filter((fault) => !first.includes(fault)))]
 }
 
 function createDeck(

@@ -42,6 +42,11 @@ const tables = `
 
 const checks: readonly { name: string; query: string }[] = [
   {
+    name: 'there was something to prove: places were held, sold, given back and refused',
+    query: `select wanted as row from unnest(array['hold 201', 'hold 409', 'confirm 200', 'cancel 200'])
+      as wanted where wanted not in (select what || ' ' || status from decided)`,
+  },
+  {
     name: 'every write was answered',
     query: `select what || ' ' || key as row from told
       where status is null or (later and status = 202 and outcome_status is null)`,
