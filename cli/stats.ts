@@ -1,6 +1,6 @@
 // jobs stats: how the queues stand.
 
-import { readQueueStats } from '../db/jobStats.ts'
+import { readQueueRates, readQueueStats } from '../db/jobStats.ts'
 import { openDatabase } from '../db/open.ts'
 import { queues } from '../domain/queues.ts'
 import { runningDatabase } from './database.ts'
@@ -9,7 +9,7 @@ import { age, table } from './table.ts'
 
 export const stats: Command<{ queue: string[]; json: boolean }> = (context) => ({
   command: 'stats [queue..]',
-  describe: 'how many jobs are ready, delayed, active, failed in each queue',
+  describe: 'how many jobs are ready, delayed, active, failed in each queue, and how fast it goes',
   builder: (yargs) =>
     yargs
       .positional('queue', {
@@ -26,16 +26,18 @@ export const stats: Command<{ queue: string[]; json: boolean }> = (context) => (
     const database = openDatabase({ url, name: 'jobs', poolMax: 1 })
     try {
       const all = await readQueueStats(database.db)
-      const rows = all.filter(
-        (row) => chosen.length === 0 || chosen.some((name) => name === row.queue),
-      )
+      const rates = await readQueueRates(database.db)
+      const rows = all
+        .filter(({ queue }) => chosen.length === 0 || chosen.some((name) => name === queue))
+        .map((row) => ({ ...row, rate_per_second: rates.get(row.queue) ?? 0 }))
       if (json) context.say(JSON.stringify(rows, null, 2))
       else {
-        const head = ['queue', 'ready', 'delayed', 'active', 'failed', 'oldest']
-        const cells = rows.map(({ queue, ready, delayed, active, failed, oldest_seconds }) => [
-          queue,
-          ...[ready, delayed, active, failed].map(String),
-          oldest_seconds === null ? '-' : age(oldest_seconds),
+        const head = ['queue', 'ready', 'delayed', 'active', 'failed', 'oldest', 'rate/s']
+        const cells = rows.map((row) => [
+          row.queue,
+          ...[row.ready, row.delayed, row.active, row.failed].map(String),
+          row.oldest_seconds === null ? '-' : age(row.oldest_seconds),
+          row.rate_per_second.toFixed(1),
         ])
         for (const line of table(head, cells)) context.say(line)
       }

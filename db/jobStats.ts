@@ -42,3 +42,17 @@ export async function readQueueStats(db: Db): Promise<QueueStats[]> {
     }
   })
 }
+
+const rateSeconds = 60
+
+/** Jobs completed a second over the last minute, by queue. By the index job_i16 (name, completed_on). */
+export async function readQueueRates(db: Db): Promise<Map<string, number>> {
+  const names = queues.map(({ name }) => name)
+  const { rows } = await sql<{ queue: string; done: number }>`
+    select name as queue, count(*)::int as done from pgboss.job
+    where name = any(${names}) and state = 'completed'
+      and completed_on > now() - ${rateSeconds} * interval '1 second'
+    group by name`.execute(db)
+  const done = new Map(rows.map((row) => [row.queue, row.done]))
+  return new Map(names.map((name) => [name, (done.get(name) ?? 0) / rateSeconds]))
+}

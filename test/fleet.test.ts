@@ -103,10 +103,10 @@ test('fleet up: starts, refuses a second one, mends what dies, and one Ctrl-C st
   assert.match(checked.text, /ok {4}postgres .*schema current/)
   assert.equal(checked.code, 0)
   const stats = await run('jobs stats email --json', env)
-  assert.deepEqual(
-    JSON.parse(stats.text).map((row: { queue: string }) => row.queue),
-    ['email'],
-  )
+  const idle = { ready: 0, delayed: 0, active: 0, failed: 0, oldest_seconds: null }
+  assert.deepEqual(JSON.parse(stats.text), [{ queue: 'email', ...idle, rate_per_second: 0 }])
+  const people = await run('jobs stats', env)
+  assert.match(people.text, /^queue +ready +delayed +active +failed +oldest +rate\/s\n/m)
 
   const before = fleet.text().length
   process.kill(Number(outbox), 'SIGKILL')

@@ -4,6 +4,7 @@ import assert from 'node:assert/strict'
 import { randomUUID } from 'node:crypto'
 import { after, before, describe, test } from 'node:test'
 import { sql } from 'kysely'
+import { readQueueRates, readQueueStats } from '../db/jobStats.ts'
 import { installJobs, type Job, type Jobs, openJobs } from '../db/jobs.ts'
 import { transaction } from '../db/transaction.ts'
 import type { QueueName } from '../domain/queues.ts'
@@ -169,6 +170,33 @@ describe('the job table', () => {
     assert.equal(await jobs.touch('email', [job]), 1)
     const [recovered] = await jobs.recover('email')
     assert.match(recovered?.why ?? '', /longer than its queue allows/)
+  })
+
+  test('says how the queues stand, idle ones too', async () => {
+    await empty()
+    const data = {}
+    const sent = Array.from({ length: 6 }, () => ({ data }))
+    await jobs.send(test1.db, 'email', [...sent, { data, delayMs: 60_000 }])
+    const [done, buried, active, ...due] = await jobs.fetch('email', 5)
+    assert.ok(done && buried && active && due.length === 2)
+    await jobs.complete(test1.db, 'email', [done])
+    await jobs.fail(buried, new Error('no'), 'dead')
+    await jobs.release('email', due)
+    await sql`update pgboss.job set start_after = clock_timestamp() - interval '90 seconds'
+      where id = ${due[0]!.id}`.execute(test1.db)
+
+    const stats = await readQueueStats(test1.db)
+    const { oldest_seconds, ...email } = stats.find(({ queue }) => queue === 'email')!
+    assert.deepEqual(email, { queue: 'email', ready: 3, delayed: 1, active: 1, failed: 1 })
+    assert.ok(oldest_seconds && oldest_seconds >= 90 && oldest_seconds < 150, `${oldest_seconds}`)
+    const idle = { ready: 0, delayed: 0, active: 0, failed: 0, oldest_seconds: null }
+    assert.deepEqual(stats[0], { queue: 'commands', ...idle })
+
+    // What ended more than a minute ago is no rate of now.
+    assert.equal((await readQueueRates(test1.db)).get('email'), 1 / 60)
+    await sql`update pgboss.job set completed_on = completed_on - interval '61 seconds'
+      where state = 'completed'`.execute(test1.db)
+    assert.equal((await readQueueRates(test1.db)).get('email'), 0)
   })
 
   test('buries a job that killed its worker in every attempt', async () => {
