@@ -98,28 +98,39 @@ export async function readOutcome(db: Db, id: string): Promise<CommandOutcome | 
 }
 
 const batchMax = 1000
+const uuidPattern = '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$'
 
 /**
  * Answers commands whose job lies in the dead letter queue without an answer of theirs: their worker died each time.
  * One that is answered later than its job died keeps that answer. @returns how many were answered
  */
 export async function closeDeadCommands(db: Db, response: StoredResponse): Promise<number> {
+  // By the primary key; what is no id (anybody may have sent the job) is not cast to one.
   const { numAffectedRows } = await sql`
     update commands c
     set status = ${response.status}, headers = ${JSON.stringify(response.headers)}::jsonb,
       response = ${response.body}, finished_at = clock_timestamp()
-    from pgboss.job j
-    where j.name = ${deadLetterOf('commands')} and c.id::text = j.data->>'command_id'
-      and c.status is null`.execute(db)
+    from (
+      select case when data->>'command_id' ~ ${uuidPattern}
+        then (data->>'command_id')::uuid end as id
+      from pgboss.job where name = ${deadLetterOf('commands')}
+    ) dead
+    where c.id = dead.id and c.status is null`.execute(db)
   return Number(numAffectedRows)
 }
 
-/** Deletes a batch of commands that ended longer ago than their idempotency records last. @returns how many */
+/**
+ * Deletes a batch of commands that ended longer ago than their idempotency records last. By the primary key: an id is a
+ * UUID v7, which begins with the ms of its making, and nothing ends before it is made. @returns how many
+ */
 export async function pruneCommands(db: Db): Promise<number> {
   const { numAffectedRows } = await sql`
     delete from commands where id in (
       select id from commands
       where finished_at < clock_timestamp() - make_interval(secs => ${recordSeconds})
+        and id < (select rpad(lpad(to_hex(floor(1000 * extract(epoch from
+          clock_timestamp() - make_interval(secs => ${recordSeconds})))::bigint), 12, '0'),
+          32, '0')::uuid)
       limit ${batchMax} for update skip locked)`.execute(db)
   return Number(numAffectedRows)
 }

@@ -32,7 +32,8 @@ type Held = { key: string; token: string }
 type Seen = { record?: FoundRecord; lock?: { fingerprint: string; leftMs: number } }
 
 const pruneMax = 1000
-const oldest = sql`(clock_timestamp() - make_interval(secs => ${sql.lit(recordSeconds)}))`
+/** A SELECT of its own: Postgres takes no volatile function for the bound of an index. */
+const oldest = sql`(select clock_timestamp() - make_interval(secs => ${sql.lit(recordSeconds)}))`
 
 /** Class 22: text that Postgres cannot store (a NUL byte) is the fault of one member. */
 const divides = (error: unknown): boolean => sqlState(error)?.startsWith('22') === true

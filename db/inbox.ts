@@ -30,12 +30,12 @@ export async function processOnce<M extends { id: string }>(
   return messages.filter((message) => fresh.has(message.id) && byId.get(message.id) === message)
 }
 
-/** Forgets what is older than `rememberedSeconds`, a batch at a time. @returns how many went */
+/** Forgets what is older than `rememberedSeconds`, a batch at a time, by inbox_processed_at. @returns how many went */
 export async function pruneInbox(db: Db, batchMax = 5000): Promise<number> {
   const result = await sql`
     delete from inbox_processed where ctid = any(array(
       select ctid from inbox_processed
-      where processed_at < clock_timestamp() - ${rememberedSeconds} * interval '1 second'
+      where processed_at < (select clock_timestamp() - ${rememberedSeconds} * interval '1 second')
       limit ${batchMax}))`.execute(db)
   return Number(result.numAffectedRows ?? 0)
 }

@@ -107,7 +107,7 @@ async function prune(db: Db): Promise<number> {
   const { numAffectedRows } = await sql`
     delete from rate_limits where (subject, minute) in (
       select subject, minute from rate_limits
-      where minute < floor(extract(epoch from clock_timestamp()) / 60)::bigint - 2
+      where minute < (select floor(extract(epoch from clock_timestamp()) / 60)::bigint - 2)
       limit ${sql.lit(pruneMax)} for update skip locked)`.execute(db)
   return Number(numAffectedRows)
 }

@@ -4,6 +4,7 @@ import assert from 'node:assert/strict'
 import { randomUUID } from 'node:crypto'
 import { after, before, beforeEach, describe, test } from 'node:test'
 import { sql } from 'kysely'
+import { v7 as uuidv7 } from 'uuid'
 import { type CommandJob, closeDeadCommands, pruneCommands, readOutcome } from '../db/commands.ts'
 import type { Job } from '../db/jobs.ts'
 import { AppError } from '../domain/errors.ts'
@@ -243,8 +244,11 @@ describe('the upkeep', () => {
     const ids: string[] = []
     for (let i = 0; i < 3; i++) ids.push((await ask({ quantity: 1 })).json.command_id)
     await runAll()
-    await sql`update commands set finished_at = clock_timestamp() - interval '48 h'
+    const old = uuidv7({ msecs: Date.now() - 48 * 3_600_000 - 1000 })
+    await sql`update commands set id = ${old}, finished_at = clock_timestamp() - interval '48 h'
       where id = ${ids[0]}`.execute(database.db)
+    ids[0] = old
+    assert.equal((await tell(old)).status, 201)
     await sql`update commands set finished_at = clock_timestamp() - interval '47 h'
       where id = ${ids[1]}`.execute(database.db)
     assert.equal(await pruneCommands(database.db), 1)
