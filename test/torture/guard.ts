@@ -1,17 +1,13 @@
-// Ends the torture's Postgres when the torture was itself killed: told over its channel which process to end, it does so
-// when the channel closes. An orderly end has stopped the server before.
+// Ends the torture's Postgres when the torture was itself killed: started with the data folder, it stops the server of
+// that folder, whichever it is by then, when the channel to the torture closes.
 
-let pid: number | undefined
+import { findEmbedded, startEmbedded } from '../../db/embedded.ts'
 
-process.on('message', (told: { pid?: number }) => {
-  pid = told.pid
-})
-process.on('disconnect', () => {
-  try {
-    if (pid !== undefined) process.kill(pid, 'SIGQUIT')
-  } catch {
-    // It is gone already.
-  }
+const dataDir = process.argv[2]!
+
+process.on('disconnect', async () => {
+  // One that runs is taken over; none is started for it.
+  if (await findEmbedded(dataDir)) await (await startEmbedded({ dataDir })).stop()
 })
 // A terminal's Ctrl-C is for the torture, which then ends in order.
 process.on('SIGINT', () => {})

@@ -24,11 +24,10 @@ const startMaxMs = 60_000
 export async function startPostgres(dataDir: string): Promise<Postgres> {
   const settings = { shared_buffers: '128MB', log_checkpoints: 'off' }
   const start = () => startEmbedded({ dataDir, settings })
-  let server: Embedded = await start()
-  const guard = fork(join(import.meta.dirname, 'guard.ts'), { detached: true })
-  guard.send({ pid: server.pid })
+  const guard = fork(join(import.meta.dirname, 'guard.ts'), [dataDir], { detached: true })
   guard.unref()
   guard.channel?.unref()
+  let server: Embedded = await start()
 
   async function startAgain(): Promise<Embedded> {
     const endsAt = performance.now() + startMaxMs
@@ -52,7 +51,6 @@ export async function startPostgres(dataDir: string): Promise<Postgres> {
       while (isAlive(server.pid)) await sleep(10)
       server = await startAgain()
       if (server.url !== url) throw new Error('somebody took the port while Postgres was away')
-      guard.send({ pid: server.pid })
       return performance.now() - began
     },
     async ask(text, values) {
@@ -68,7 +66,6 @@ export async function startPostgres(dataDir: string): Promise<Postgres> {
     },
     async stop() {
       await server.stop()
-      guard.send({})
       guard.disconnect()
     },
   }
