@@ -64,9 +64,12 @@ export async function createEvent(tx: Tx, event: NewEvent): Promise<string> {
   return id
 }
 
-/** Thousands of new seats mislead the planner until their table is analyzed: worth it after a large event. */
+/**
+ * Thousands of new seats mislead the planner until their table is analyzed: worth it after a large event. Waits for
+ * nobody: a VACUUM that is at work on a table makes its statistics as well.
+ */
 export async function analyzeSeats(db: Db): Promise<void> {
-  await sql`analyze seats, sections, standing_sections`.execute(db)
+  await sql`analyze (skip_locked) seats, sections, standing_sections`.execute(db)
 }
 
 export type EventBody = {

@@ -5,8 +5,10 @@ import { randomUUID } from 'node:crypto'
 import { EventEmitter, once } from 'node:events'
 import { type AddressInfo, connect } from 'node:net'
 import { after, before, beforeEach, describe, test } from 'node:test'
-import { sql } from 'kysely'
+import { type KyselyPlugin, sql } from 'kysely'
 import { pino } from 'pino'
+import type { Db } from '../db/schema.ts'
+import { createCommands } from '../workers/http/commands.ts'
 import type { ServerParts } from '../workers/http/server.ts'
 import { type Api, newKey, openApi, unreachableDatabase } from './api.ts'
 import { type TestDatabase, testDatabase } from './database.ts'
@@ -169,6 +171,33 @@ describe('an event', () => {
       waiting_room: false,
       sections: [{ name: 'A', capacity: 10, available: 7 }],
     })
+  })
+
+  test('is made, though the statistics of its seats cannot be', { timeout: 20_000 }, async () => {
+    const event = {
+      name: 'x',
+      starts_at: '2030-01-01T00:00:00Z',
+      waiting_room: false,
+      sections: [{ name: 'A', rows: 1, seats_per_row: 1, price_minor: 1, currency: 'EUR' }],
+    }
+    const make = (db: Db) =>
+      createCommands({ db, ttlSeconds: 900 }).run(
+        { name: 'createEvent', event },
+        { kind: 'key', key: newKey(), fingerprint: 'x' },
+      )
+    const cutOff: KyselyPlugin = {
+      transformQuery({ node }) {
+        if (/analyze/.test(JSON.stringify(node))) throw new Error('the connection is gone')
+        return node
+      },
+      transformResult: async ({ result }) => result,
+    }
+    assert.equal((await make(database.db.withPlugin(cutOff))).status, 201)
+
+    const vacuum = await database.db.startTransaction().execute()
+    await sql`lock table seats in share update exclusive mode`.execute(vacuum)
+    assert.equal((await make(database.db)).status, 201)
+    await vacuum.rollback().execute()
   })
 
   test('that does not exist is not found, whether the id is well formed or not', async () => {

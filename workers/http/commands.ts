@@ -19,7 +19,7 @@ import { CommitUnknown, isConnectionLost, transaction } from '../../db/transacti
 import { type PutUser, putUser } from '../../db/users.ts'
 import { AppError } from '../../domain/errors.ts'
 import type { StoredResponse } from '../../domain/idempotency.ts'
-import { problem } from './problem.ts'
+import { json, problem } from './problem.ts'
 
 type Requested = { requestId?: string | undefined }
 
@@ -124,7 +124,8 @@ export function createCommands({ db, ttlSeconds, groupMax = 256 }: CommandOption
           (tx) => createEvent(tx, command.event),
           (id) => ({ event_id: id }),
         )
-        await analyzeSeats(db)
+        // The event is there: whatever becomes of the statistics, that is the answer.
+        await analyzeSeats(db).catch(() => {})
         return answer
       }
       case 'putUser':
@@ -197,12 +198,6 @@ async function saveAnswers(
 
 const respond = <T>(outcome: T | AppError, body: (outcome: T) => object, status: number) =>
   outcome instanceof AppError ? problem(outcome) : json(status, body(outcome))
-
-const json = (status: number, body: object): StoredResponse => ({
-  status,
-  headers: { 'content-type': 'application/json; charset=utf-8' },
-  body: JSON.stringify(body),
-})
 
 const heldBody = (held: Held): ReservationBody => ({
   reservation_id: held.reservationId,
