@@ -66,7 +66,7 @@ export async function createEvent(tx: Tx, event: NewEvent): Promise<string> {
 
 /**
  * Thousands of new seats mislead the planner until their table is analyzed: worth it after a large event. Waits for
- * nobody: a VACUUM that is at work on a table makes its statistics as well.
+ * nobody: a table that a VACUUM has locked is left to autovacuum.
  */
 export async function analyzeSeats(db: Db): Promise<void> {
   await sql`analyze (skip_locked) seats, sections, standing_sections`.execute(db)

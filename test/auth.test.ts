@@ -291,6 +291,13 @@ describe('the settings', () => {
     assert.doesNotMatch(said, /short/)
   })
 
+  test('limits are numbers that every store can count to', () => {
+    for (const name of ['RATE_LIMIT_USER_PER_MINUTE', 'RATE_LIMIT_GLOBAL_PER_MINUTE']) {
+      assert.deepEqual(faults({ [name]: '0' }), [])
+      assert.match(faults({ [name]: '3000000000' }).join(), new RegExp(`${name} must be a whole`))
+    }
+  })
+
   test('proxies are addresses or ranges', () => {
     assert.deepEqual(faults({ TRUSTED_PROXIES: '10.0.0.0/8, ::1,fd00::/8' }), [])
     assert.match(faults({ TRUSTED_PROXIES: 'everyone' }).join(), /everyone is none/)

@@ -17,6 +17,9 @@ import {
   type Values,
 } from '../config.ts'
 
+/** What Postgres's integer holds. */
+const perMinuteMax = 2_147_483_647
+
 export const httpSettings = {
   ...commonSettings,
   HTTP_HOST: requiredText({ doc: 'address the API listens on', fallback: '127.0.0.1' }),
@@ -50,10 +53,15 @@ export const httpSettings = {
     parse: addresses,
   } as Setting<string[] | undefined>,
   RESERVATION_TTL: int({ doc: 'how long a hold lasts, s', fallback: 900, min: 1, max: 86_400 }),
-  RATE_LIMIT_USER_PER_MINUTE: int({ doc: 'writes a minute a user; 0: no limit', fallback: 10 }),
+  RATE_LIMIT_USER_PER_MINUTE: int({
+    doc: 'writes a minute a user; 0: no limit',
+    fallback: 10,
+    max: perMinuteMax,
+  }),
   RATE_LIMIT_GLOBAL_PER_MINUTE: int({
     doc: 'API requests a minute over all instances; 0: no limit',
     fallback: 1000,
+    max: perMinuteMax,
   }),
   HTTP_REQUEST_TIMEOUT: int({
     doc: 'how long a client may take to send one request, s',
