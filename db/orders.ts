@@ -7,16 +7,9 @@ import { v7 as uuidv7 } from 'uuid'
 import { AppError } from '../domain/errors.ts'
 import type { NewEvent } from '../domain/events.ts'
 import { writeEvents } from './outbox.ts'
-import {
-  type Change,
-  expired,
-  lockHeld,
-  movePlaces,
-  type Reservation,
-  reservationData,
-  settle,
-} from './reservations.ts'
+import { type Reservation, reservationData } from './reservations.ts'
 import type { Tx } from './schema.ts'
+import { type Change, expired, lockHeld, movePlaces, settle } from './settlements.ts'
 
 export type Ticket = { id: string; seatNo: number | null; seat?: string | undefined; code: string }
 

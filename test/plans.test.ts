@@ -10,8 +10,8 @@ import { openIdempotency } from '../db/idempotency.ts'
 import { pruneInbox } from '../db/inbox.ts'
 import { openLimits } from '../db/limits.ts'
 import { type Database, openDatabase } from '../db/open.ts'
-import { expireReservations } from '../db/reservations.ts'
 import type { Db } from '../db/schema.ts'
+import { expireReservations } from '../db/settlements.ts'
 import { testDatabase } from './database.ts'
 
 const { db, url } = await testDatabase()

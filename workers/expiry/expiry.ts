@@ -1,8 +1,8 @@
 // Frees the holds whose time is over: one batch a pass, in one transaction (kind a). Passes follow one another while they
 // find some, then wait for the interval. Any number of these workers may run: each takes other holds.
 
-import { expireReservations } from '../../db/reservations.ts'
 import type { Db } from '../../db/schema.ts'
+import { expireReservations } from '../../db/settlements.ts'
 import type { Pass } from '../loop.ts'
 
 export type ExpiryOptions = {

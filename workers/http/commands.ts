@@ -7,14 +7,9 @@ import { createGroup, createLanes } from '../../db/group.ts'
 import { type Held, type Hold, holdPlaces } from '../../db/holds.ts'
 import { confirmReservations, type Order } from '../../db/orders.ts'
 import { type Receipt, ReceiptTaken, readReceipt, saveReceipts } from '../../db/receipts.ts'
-import {
-  type Change,
-  cancelReservations,
-  type Reservation,
-  type ReservationBody,
-  toBody,
-} from '../../db/reservations.ts'
+import { type Reservation, type ReservationBody, toBody } from '../../db/reservations.ts'
 import type { Db, Tx } from '../../db/schema.ts'
+import { type Change, cancelReservations } from '../../db/settlements.ts'
 import { CommitUnknown, isConnectionLost, transaction } from '../../db/transaction.ts'
 import { type PutUser, putUser } from '../../db/users.ts'
 import { AppError } from '../../domain/errors.ts'
