@@ -2,6 +2,7 @@
 // shown it. Changes nothing; db/settlements.ts does.
 
 import { sql } from 'kysely'
+import type { Money } from '../domain/events.ts'
 import { seatLabel } from '../domain/seats.ts'
 import type { Db, ReservationState, Tx } from './schema.ts'
 
@@ -114,6 +115,7 @@ export type ReservationBody = {
   seats?: string[]
   expires_at: string
   order_id?: string
+  total?: Money
   tickets?: { ticket_id: string; seat?: string; code: string }[]
 }
 
@@ -133,14 +135,17 @@ export async function readReservation(
     .leftJoin('seats as s', (join) =>
       join.onRef('s.event_id', '=', 't.event_id').onRef('s.seat_no', '=', 't.seat_no'),
     )
-    .select(['o.id as order_id', 't.id', 's.label', 't.code'])
+    .select(['o.id as order_id', 'o.total_minor', 'o.currency', 't.id', 's.label', 't.code'])
     .where('o.reservation_id', '=', id)
     .orderBy('t.seat_no')
     .orderBy('t.id')
     .execute()
+  // A confirmed reservation has its order, and that at least one ticket, since one transaction.
+  const order = tickets[0]!
   return {
     ...body,
-    order_id: tickets[0]!.order_id,
+    order_id: order.order_id,
+    total: { amount_minor: Number(order.total_minor), currency: order.currency },
     tickets: tickets.map((t) => ({
       ticket_id: t.id,
       ...(t.label !== null && { seat: t.label }),

@@ -63,6 +63,14 @@ describe('a reservation', () => {
     const confirmed = await api.call('POST', `${path}/confirm`, { user: 'ann' })
     assert.equal(confirmed.status, 200, confirmed.text)
     assert.equal(confirmed.json.status, 'confirmed')
+    assert.deepEqual(confirmed.json.total, { amount_minor: 5000, currency: 'EUR' })
+    assert.equal(confirmed.json.tickets.length, 2)
+    const bought = await api.call('GET', path, { user: 'ann' })
+    assert.deepEqual(bought.json, confirmed.json)
+    const { json: described } = await api.call('GET', '/openapi.json')
+    const { schema } =
+      described.paths['/api/v1/reservations/{id}'].get.responses[200].content['application/json']
+    assert.deepEqual(Object.keys(schema.properties).sort(), Object.keys(bought.json).sort())
     const again = await api.call('POST', `${path}/cancel`, { user: 'ann', body: {} })
     assert.deepEqual([again.status, again.json.code], [409, 'NOT_HELD'])
   })

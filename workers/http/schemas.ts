@@ -163,7 +163,22 @@ export const reservation = {
     quantity: { type: 'integer' },
     seats: { type: 'array', items: { type: 'string' }, description: 'none in a standing section' },
     expires_at: time,
-    order_id: { ...uuid, description: 'once confirmed' },
+    order_id: { ...uuid, description: 'once confirmed, as are total and tickets' },
+    total: {
+      type: 'object',
+      properties: { amount_minor: { type: 'integer' }, currency: { type: 'string' } },
+    },
+    tickets: {
+      type: 'array',
+      items: {
+        type: 'object',
+        properties: {
+          ticket_id: uuid,
+          seat: { type: 'string', description: 'none in a standing section' },
+          code: { type: 'string', description: 'what the door scans' },
+        },
+      },
+    },
   },
 } as const
 
