@@ -38,6 +38,9 @@ export type Embedded = {
   stop(): Promise<void>
 }
 
+/** A checkpoint of a shop's memory is written within it. */
+const stopMaxMs = 30_000
+
 /** @throws EmbeddedError that says what is wrong and what to do */
 export async function startEmbedded(options: EmbeddedOptions): Promise<Embedded> {
   const place = findPlace(options.dataDir, options.bin, options.note)
@@ -92,9 +95,14 @@ function handle(home: string, live: Live, adopted: boolean, child?: ChildProcess
       ? child.exitCode === null && child.signalCode === null
       : liveServer(home)?.pid === live.pid
   const stop = async () => {
-    // SIGINT is Postgres's fast shutdown: sessions end, then a checkpoint; never SIGKILL, which would leave a recovery.
+    // Cut off (SIGQUIT) it recovers at the next start; never SIGKILL, which would leave its processes.
+    const late = setTimeout(() => isThere() && process.kill(live.pid, 'SIGQUIT'), stopMaxMs)
+    // Postgres 18 never ends when it is told to while it starts over after a crash: it is let recover first.
+    await untilReady(home, live.port, isThere).catch(() => {})
+    // SIGINT is Postgres's fast shutdown: sessions end, then a checkpoint.
     if (isThere()) process.kill(live.pid, 'SIGINT')
     while (isThere()) await sleep(20)
+    clearTimeout(late)
   }
   return { url: urlOf(home, live.port), ...live, adopted, stop }
 }

@@ -221,3 +221,21 @@ test('is out of reach of the terminal’s Ctrl-C', async () => {
   const group = execFileSync('ps', ['-o', 'pgid=', '-p', String(server.pid)], { encoding: 'utf8' })
   assert.equal(Number(group), server.pid)
 })
+
+test('stops while it starts over after a crash', async () => {
+  const dataDir = join(base, 'crash')
+  const server = await start(dataDir)
+  const client = new pg.Client({ connectionString: server.url })
+  client.on('error', () => {})
+  await client.connect()
+  const { rows } = await client.query('select pg_backend_pid() as pid')
+  process.kill(rows[0].pid, 'SIGKILL')
+  const log = join(dataDir, 'postgres', 'postgres.log')
+  while (!readFileSync(log, 'utf8').includes('reinitializing')) {
+    await new Promise((resolve) => setTimeout(resolve, 5))
+  }
+  const began = performance.now()
+  await server.stop()
+  assert.ok(performance.now() - began < 20_000, 'it did not have to be cut off')
+  assert.equal(isAlive(server.pid), false)
+})
