@@ -18,7 +18,7 @@ export type Postgres = {
   stop(): Promise<void>
 }
 
-const signals = { stopped: 'SIGINT', crashed: 'SIGQUIT', killed: 'SIGKILL' } as const
+const signals = { crashed: 'SIGQUIT', killed: 'SIGKILL' } as const
 const startMaxMs = 60_000
 
 export async function startPostgres(dataDir: string): Promise<Postgres> {
@@ -47,7 +47,8 @@ export async function startPostgres(dataDir: string): Promise<Postgres> {
     url,
     async restart(how) {
       const began = performance.now()
-      process.kill(server.pid, signals[how])
+      if (how === 'stopped') await server.stop()
+      else process.kill(server.pid, signals[how])
       while (isAlive(server.pid)) await sleep(10)
       server = await startAgain()
       if (server.url !== url) throw new Error('somebody took the port while Postgres was away')
