@@ -47,6 +47,14 @@ const rules: readonly { fault: string; query: string }[] = [
       group by s.event_id, s.name, s.capacity having sum(r.quantity) > s.capacity`,
   },
   {
+    fault: 'a hold that the sweep would not find in time, or one it would find that is none',
+    query: `
+      select coalesce(r.id, d.reservation_id)::text as row
+      from (select id, expires_at from reservations where state = 'held') r
+      full join due_holds d on d.reservation_id = r.id
+      where d.expires_at is distinct from r.expires_at`,
+  },
+  {
     fault: 'a confirmed reservation without its one order, or an order without it',
     query: `
       select coalesce(r.id, o.reservation_id)::text as row

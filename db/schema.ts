@@ -56,6 +56,7 @@ export type Schema = {
     expires_at: Date
     settled_at: Date | null
   }
+  due_holds: { reservation_id: string; expires_at: Date }
   orders: {
     id: string
     reservation_id: string

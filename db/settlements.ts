@@ -145,16 +145,16 @@ async function free(
 
 /**
  * Frees up to `batchMax` holds whose time is over, the longest over first, each in one transaction with its event.
- * Holds that somebody is confirming now are passed over. Claims through the index reservations_due: the time stands in a
+ * Holds that somebody is confirming now are passed over. Claims through the index due_holds_at: the time stands in a
  * SELECT of its own, as Postgres takes no volatile function for a bound and would read every hold there is.
  * @returns how many were freed
  */
 export async function expireReservations(db: Db, batchMax: number): Promise<number> {
   return await transaction(db, async (tx) => {
     const due = await sql<{ id: string }>`
-      select id from reservations
-      where state = 'held' and expires_at <= (select clock_timestamp())
-      order by expires_at limit ${batchMax} for update skip locked`.execute(tx)
+      select r.id from due_holds d join reservations r on r.id = d.reservation_id
+      where d.expires_at <= (select clock_timestamp()) and r.state = 'held'
+      order by d.expires_at limit ${batchMax} for update of r skip locked`.execute(tx)
     if (due.rows.length === 0) return 0
     const locked = await readReservations(
       tx,

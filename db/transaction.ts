@@ -81,7 +81,10 @@ async function attemptOnce<T>(db: Db, fn: (tx: Tx) => Promise<T>, isolation: Iso
   const tx = await db.startTransaction().setIsolationLevel(isolation).execute()
   let result: T
   try {
-    await sql`set local lock_timeout = ${sql.lit(lockTimeout)}`.execute(tx)
+    // One round trip. Without sequential scans, as under SERIALIZABLE one conflicts with every writer of its table.
+    await sql`set local lock_timeout = ${sql.lit(lockTimeout)}; set local enable_seqscan = off`.execute(
+      tx,
+    )
     result = await fn(tx)
   } catch (error) {
     await tx
