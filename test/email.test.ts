@@ -16,7 +16,7 @@ import type { EmailProvider, Mail, SendOutcome } from '../workers/email/provider
 import { createRenderer, formatMoney, formatTime } from '../workers/email/templates.ts'
 import { createLog } from '../workers/log.ts'
 import { type TestDatabase, testDatabase } from './database.ts'
-import { exited, startWorker, until } from './worker.ts'
+import { endWorkers, exited, startWorker, until } from './worker.ts'
 
 const signal = new AbortController().signal
 const all = Number.POSITIVE_INFINITY
@@ -153,10 +153,15 @@ describe('the email worker', () => {
     fresh = await testDatabase()
     jobs = openJobs(fresh.database)
     dataDir = await mkdtemp(join(tmpdir(), 'flotilla-mail-'))
+    await sql`create function hold_time() returns trigger language plpgsql as $$ begin
+      new.filled_at := clock_timestamp() + interval '1 h';
+      return new;
+    end $$`.execute(fresh.db)
   })
   after(async () => {
     await jobs.close()
-    await rm(dataDir, { recursive: true })
+    await endWorkers()
+    await rm(dataDir, { recursive: true, force: true, maxRetries: 10 })
   })
   beforeEach(async () => {
     await sql`delete from pgboss.job`.execute(fresh.db)
@@ -191,11 +196,18 @@ describe('the email worker', () => {
       where name = 'email.dead'`.execute(fresh.db)
     return rows.map((row) => row.message)
   }
-  const due = async () => {
-    const { rows } = await sql<{ seconds: number }>`
-      select extract(epoch from start_after - clock_timestamp())::float8 as seconds
+  const due = async (seconds: number, since: string) => {
+    const { rows } = await sql<{ due: boolean }>`
+      select start_after - ${seconds} * interval '1 s'
+        between ${since}::timestamptz and clock_timestamp() as due
       from pgboss.job where name = 'email' and state < 'active'`.execute(fresh.db)
-    return rows.map((row) => Math.round(row.seconds))
+    return rows.map((row) => row.due)
+  }
+  const databaseTime = async () => {
+    const { rows } = await sql<{ at: string }>`select clock_timestamp()::text as at`.execute(
+      fresh.db,
+    )
+    return rows[0]!.at
   }
 
   test('writes a mail as a whole .eml file, once, however often its job runs', async () => {
@@ -234,15 +246,17 @@ describe('the email worker', () => {
     const pass = build(provider)
     const again = () => sql`update pgboss.job set start_after = now()`.execute(fresh.db)
     await enqueue(mailJob())
+    let since = await databaseTime()
     await pass(signal, all)
-    assert.deepEqual(await due(), [30])
+    assert.deepEqual(await due(30, since), [true])
     afterMs = 900_000
     await again()
+    since = await databaseTime()
     await pass(signal, all)
-    assert.deepEqual(await due(), [900])
+    assert.deepEqual(await due(900, since), [true])
     await again()
     await pass(signal, all)
-    assert.deepEqual([await due(), await dead()], [[], ['busy']])
+    assert.deepEqual([await due(0, since), await dead()], [[], ['busy']])
   })
 
   test('buries what the provider refuses at once, and what is no mail, and sends the rest', async () => {
@@ -263,20 +277,18 @@ describe('the email worker', () => {
     ])
   })
 
-  test('sends no more than the bucket holds, over all instances, and waits for the next', async () => {
+  test('sends no more than the bucket holds, over all instances, and waits for the next', async (t) => {
     const { sent, provider } = recorder()
     await enqueue(...Array.from({ length: 12 }, () => mailJob()))
     const passes = [build(provider, 5), build(provider, 5, fresh.open().db)]
-    // What refills during the test is at most one token a 200 ms; time is held by hand.
-    const hold = (seconds: number) =>
-      sql`update rate_buckets set filled_at = clock_timestamp() + ${seconds} * interval '1 s'`.execute(
-        fresh.db,
-      )
     await takeTokens(fresh.db, { name: 'email', perSecond: 5, burst: 5 }, 0)
-    await hold(60)
+    // Time stands still for the bucket, however long a statement takes: nothing refills but what the test lets pass.
+    await sql`create trigger held before update on rate_buckets
+      for each row execute function hold_time()`.execute(fresh.db)
+    t.after(() => sql`drop trigger held on rate_buckets`.execute(fresh.db))
+    await sql`update rate_buckets set filled_at = filled_at`.execute(fresh.db)
     await Promise.all(passes.map((pass) => pass(signal, all)))
     assert.equal(sent.length, 5)
-    await hold(60)
     const outcome = await passes[0]?.(signal, all)
     assert.deepEqual(outcome, { waitMs: 200 })
     // Nobody spent an attempt, and nothing that was put back waits.
@@ -284,7 +296,11 @@ describe('the email worker', () => {
       select max(retry_count) as attempts from pgboss.job
       where state < 'active' and start_after <= clock_timestamp()`.execute(fresh.db)
     assert.deepEqual(rows, [{ attempts: 0 }])
-    await hold(-1)
+    await sql`alter table rate_buckets disable trigger held`.execute(fresh.db)
+    await sql`update rate_buckets set filled_at = clock_timestamp() - interval '1 s'`.execute(
+      fresh.db,
+    )
+    await sql`alter table rate_buckets enable trigger held`.execute(fresh.db)
     assert.equal(await passes[0]?.(signal, all), 5)
     assert.equal(sent.length, 10)
   })

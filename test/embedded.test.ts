@@ -236,6 +236,6 @@ test('stops while it starts over after a crash', async () => {
   }
   const began = performance.now()
   await server.stop()
-  assert.ok(performance.now() - began < 20_000, 'it did not have to be cut off')
+  assert.ok(performance.now() - began < 30_000, 'it did not have to be cut off')
   assert.equal(isAlive(server.pid), false)
 })

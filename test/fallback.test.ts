@@ -40,9 +40,9 @@ function watched(options: { openMs?: number; now?: () => number } = {}) {
 const subject = () => `user:${randomUUID()}`
 
 async function until(reached: () => Promise<boolean>): Promise<void> {
-  const giveUp = performance.now() + 10_000
+  const giveUp = performance.now() + 60_000
   while (!(await reached())) {
-    assert.ok(performance.now() < giveUp, 'not reached within 10 s')
+    assert.ok(performance.now() < giveUp, 'not reached within 60 s')
     await sleep(10)
   }
 }
@@ -152,7 +152,8 @@ describe('with Redis in front', { skip: withoutRedisServer() }, () => {
           Array.from({ length: 20 }, () => limits.take({ subject: user, perMinute: 10 })),
         ),
       )
-      assert.ok(ms < 2 * 250, `${ms} ms`)
+      // One after the other they would take 20 × 250 ms.
+      assert.ok(ms < 10 * 250, `${ms} ms`)
       assert.equal(await counted(user), 10)
       assert.equal(await active(), 1)
 
@@ -186,7 +187,7 @@ describe('with Redis in front', { skip: withoutRedisServer() }, () => {
         assert.deepEqual(await store.begin(key, 'f'), { is: 'done', response })
         assert.deepEqual(await store.begin(key, 'other'), { is: 'reused' })
       })
-      assert.ok(ms < 900, `${ms} ms`)
+      assert.ok(ms < 5000, `${ms} ms`)
       await returns[how](server)
       await back()
       assert.deepEqual(await store.begin(key, 'f'), { is: 'done', response })
@@ -240,7 +241,7 @@ describe('without any store that counts', () => {
       await blocker.query('begin; lock table rate_limits in access exclusive mode')
       const user = subject()
       const first = await tookMs(() => limits.take({ subject: user, perMinute: 10 }))
-      assert.ok(first >= 99 && first < 600, `${first} ms`)
+      assert.ok(first >= 99 && first < 5000, `${first} ms`)
       const taken = await Promise.all(
         Array.from({ length: 10 }, () => limits.take({ subject: user, perMinute: 10 })),
       )

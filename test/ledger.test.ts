@@ -231,7 +231,7 @@ test('confirm against expiry: exactly one wins', async () => {
 })
 
 async function waitFor(condition: () => Promise<boolean>): Promise<void> {
-  for (let i = 0; i < 500; i++) {
+  for (let i = 0; i < 6000; i++) {
     if (await condition()) return
     await new Promise((resolve) => setTimeout(resolve, 10))
   }

@@ -49,10 +49,10 @@ test('a worker outlives neither its supervisor nor the reader of its log', async
   assert.ok(isAlive(pid))
   parent.kill('SIGKILL')
   await once(parent, 'exit')
-  for (let i = 0; i < 200 && isAlive(pid); i++) await sleep(50)
+  for (let i = 0; i < 1200 && isAlive(pid); i++) await sleep(50)
   const left = isAlive(pid)
   if (left) process.kill(pid, 'SIGKILL')
-  assert.ok(!left, 'the worker was still there after 10 s')
+  assert.ok(!left, 'the worker was still there after 60 s')
 })
 
 test('lines that nobody reads any more do not keep a process from ending', async () => {
@@ -75,7 +75,7 @@ test('lines that nobody reads any more do not keep a process from ending', async
   child.send('go')
   await sleep(500)
   child.stdout!.destroy()
-  const outcome = await Promise.race([ended, sleep(10_000, 'still there', { ref: false })])
+  const outcome = await Promise.race([ended, sleep(60_000, 'still there', { ref: false })])
   child.kill('SIGKILL')
   assert.deepEqual(outcome, [0, null])
 })

@@ -73,9 +73,9 @@ describe('REDIS_URL', () => {
 describe('a client', { skip: withoutRedisServer() }, () => {
   if (withoutRedisServer()) return
 
-  /** One begin, finish, replay, and one take. */
+  /** One begin, finish, replay, and one take. That it serves is asked here, not how soon. */
   async function serves(url: string): Promise<void> {
-    const { redis, ready, close } = openRedis({ url, name: 'test' })
+    const { redis, ready, close } = openRedis({ url, name: 'test', commandTimeoutMs: 10_000 })
     try {
       await ready()
       const store = openRedisIdempotency({ redis, find: async () => undefined })
@@ -115,7 +115,7 @@ describe('a client', { skip: withoutRedisServer() }, () => {
     const servers = await Promise.all([1, 2, 3].map(() => startRedis(config)))
     const ports = servers.map(({ port }) => port)
     const nodes = ports.map((port) =>
-      openRedis({ url: `redis://127.0.0.1:${port}`, name: 'test', commandTimeoutMs: 5000 }),
+      openRedis({ url: `redis://127.0.0.1:${port}`, name: 'test', commandTimeoutMs: 10_000 }),
     )
     await Promise.all(nodes.map((node) => node.ready()))
     const third = Math.ceil(16384 / 3)

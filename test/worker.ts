@@ -15,9 +15,16 @@ export type WorkerProcess = {
 }
 
 const running = new Set<ChildProcess>()
-after(() => {
-  for (const child of running) child.kill('SIGKILL')
-})
+after(endWorkers)
+
+/** Before a folder is removed that they may still write to. */
+export async function endWorkers(): Promise<void> {
+  const gone = [...running].map((child) => {
+    child.kill('SIGKILL')
+    return once(child, 'close')
+  })
+  await Promise.all(gone)
+}
 
 /** Metrics are off unless METRICS_PORT is given. */
 export function startWorker(
@@ -53,9 +60,9 @@ export async function exited({ process: child }: WorkerProcess): Promise<number 
   return child.exitCode ?? child.signalCode
 }
 
-/** For what happens in another process: asks again and again, 15 s at most. */
+/** For what happens in another process: asks again and again, 60 s at most: a loaded machine is slow. */
 export async function until(isSo: () => boolean | Promise<boolean>): Promise<void> {
-  const endsAt = performance.now() + 15_000
+  const endsAt = performance.now() + 60_000
   while (!(await isSo())) {
     if (performance.now() > endsAt) throw new Error(`waited in vain: ${isSo}`)
     await sleep(25)
