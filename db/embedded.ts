@@ -34,6 +34,7 @@ export type Embedded = {
   pid: number
   /** Found running and taken over. */
   adopted: boolean
+  isThere(): boolean
   /** Ends sessions, writes everything down, and returns when the server is gone. */
   stop(): Promise<void>
 }
@@ -104,5 +105,5 @@ function handle(home: string, live: Live, adopted: boolean, child?: ChildProcess
     while (isThere()) await sleep(20)
     clearTimeout(late)
   }
-  return { url: urlOf(home, live.port), ...live, adopted, stop }
+  return { url: urlOf(home, live.port), ...live, adopted, isThere, stop }
 }

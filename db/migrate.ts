@@ -74,7 +74,7 @@ export async function migrate({ url, onStep, folder }: MigrateOptions): Promise<
   await lock.connect()
   try {
     await lock.query('select pg_advisory_lock($1)', [lockKey])
-    const database = openDatabase({ url, name: 'migrate', poolMax: 2 })
+    const database = openDatabase({ url, name: 'migrate', poolMax: 2, statementMaxMs: 0 })
     try {
       const applied = await applyMissing(database.db, folder ?? migrationsFolder, onStep)
       await installJobs(database.pool)

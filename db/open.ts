@@ -1,6 +1,8 @@
 // Opens the pool every other file of this layer is handed. A broken idle connection is dropped and never reaches the
-// process as an uncaught error; the next statement opens a new one.
+// process as an uncaught error; the next statement opens a new one. A connection that swallows a statement and gives no
+// answer, as one through a dead network does, is broken off after a while: nobody waits for it for ever.
 
+import type { Socket } from 'node:net'
 import { Kysely, PostgresDialect } from 'kysely'
 import pg from 'pg'
 import type { Db, Schema } from './schema.ts'
@@ -17,18 +19,26 @@ export type OpenOptions = {
   name: string
   /** Connections at most. */
   poolMax?: number
+  /** How long one statement may take before its connection is given up; 0: as long as it likes. */
+  statementMaxMs?: number
   /** Told of a connection that broke while idle. */
   onIdleError?: (error: Error) => void
 }
 
-export function openDatabase({ url, name, poolMax = 10, onIdleError }: OpenOptions): Database {
+/** Longer than a wait for a lock (8 s) and than the largest event takes to make. */
+const defaultStatementMaxMs = 30_000
+
+export function openDatabase(options: OpenOptions): Database {
+  const { url, name, poolMax = 10, statementMaxMs = defaultStatementMaxMs, onIdleError } = options
   const pool = new pg.Pool({
+    Client: statementMaxMs > 0 ? impatient(statementMaxMs) : pg.Client,
     connectionString: url,
     application_name: `flotilla:${name}`,
     max: poolMax,
     connectionTimeoutMillis: 10_000,
     idleTimeoutMillis: 60_000,
     keepAlive: true,
+    keepAliveInitialDelayMillis: 10_000,
     // A stalled transaction would hold the outbox's horizon back for everyone.
     idle_in_transaction_session_timeout: 60_000,
   })
@@ -37,6 +47,37 @@ export function openDatabase({ url, name, poolMax = 10, onIdleError }: OpenOptio
   pool.on('connect', (client) => client.on('error', () => {}))
   const db = new Kysely<Schema>({ dialect: new PostgresDialect({ pool }) })
   return { db, pool, close: () => db.destroy() }
+}
+
+type Query = (...given: unknown[]) => unknown
+
+/**
+ * A client that breaks its connection when a statement gets no answer. pg's own query_timeout gives such a connection
+ * back to the pool, where the next statement waits behind the lost one.
+ */
+function impatient(maxMs: number): typeof pg.Client {
+  return class extends pg.Client {
+    override query = ((...given: unknown[]) => {
+      const { stream } = (this as unknown as { connection: { stream: Socket } }).connection
+      const timer = setTimeout(() => {
+        stream.destroy(new Error(`Connection terminated: no answer within ${maxMs} ms`))
+      }, maxMs)
+      const callback = given.at(-1)
+      if (typeof callback === 'function') {
+        const answered: Query = (...answer) => {
+          clearTimeout(timer)
+          return callback(...answer)
+        }
+        return (super.query as Query)(...given.slice(0, -1), answered)
+      }
+      const answer = (super.query as Query)(...given)
+      if (answer instanceof Promise) {
+        const done = () => clearTimeout(timer)
+        answer.then(done, done)
+      } else clearTimeout(timer)
+      return answer
+    }) as typeof pg.Client.prototype.query
+  }
 }
 
 /** @throws what keeps Postgres from answering */

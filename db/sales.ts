@@ -13,7 +13,7 @@ export type Sales = {
   confirmed: number
   cancelled: number
   expired: number
-  /** Places of reservations that expired or were cancelled, and places sold that had been such. */
+  /** Seats of reservations that expired or were cancelled, each once, and those of them that were sold after all. */
   given_back: number
   resold: number
 }
@@ -29,7 +29,7 @@ export async function readSales(db: Db, eventId: string): Promise<Sales> {
       count(*) filter (where state = 'confirmed')::int as confirmed,
       count(*) filter (where state = 'cancelled')::int as cancelled,
       count(*) filter (where state = 'expired')::int as expired,
-      coalesce(sum(quantity) filter (where state in ('cancelled', 'expired')), 0)::int as given_back,
+      (select count(*) from back)::int as given_back,
       (select count(*) from back join seats s on s.event_id = ${eventId} and s.seat_no = back.n
         where s.state = 'sold')::int as resold
     from r`.execute(db)

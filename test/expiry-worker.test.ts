@@ -20,7 +20,7 @@ describe('the expiry worker', () => {
     fresh = await testDatabase()
   })
   beforeEach(async () => {
-    await sql`truncate seats, sections, standing_sections, reservations, events, outbox`.execute(
+    await sql`truncate seats, sections, standing_sections, reservations, due_holds, events, outbox`.execute(
       fresh.db,
     )
   })

@@ -1,13 +1,16 @@
 // The retry rule of write transactions, deterministic: what is run again, after how long, and what rises at once.
 
 import assert from 'node:assert/strict'
+import { randomUUID } from 'node:crypto'
 import { test } from 'node:test'
 import { sql } from 'kysely'
+import { openDatabase } from '../db/open.ts'
 import type { Tx } from '../db/schema.ts'
-import { CommitUnknown, transaction } from '../db/transaction.ts'
+import { CommitUnknown, isConnectionLost, transaction } from '../db/transaction.ts'
 import { AppError } from '../domain/errors.ts'
 import { transactionDelayMs } from '../domain/retries.ts'
 import { testDatabase } from './database.ts'
+import { openCable } from './servers/cable.ts'
 
 const { db, url } = await testDatabase()
 
@@ -147,3 +150,43 @@ test('a deferred constraint that refuses the COMMIT is known: nothing was writte
     { code: '23505' },
   )
 })
+
+test('a connection that swallows a statement is given up, and the pool goes on', async () => {
+  const cable = await openCable(url)
+  const far = openDatabase({ url: cable.url, name: 'far', poolMax: 1, statementMaxMs: 1500 })
+  const write = (beforeCommit = () => {}, inside = () => {}) =>
+    transaction(far.db, async (tx) => {
+      inside()
+      // A row of its own: the server still holds the lock of whom the network took away.
+      await tx.insertInto('users').values({ id: randomUUID() }).execute()
+      beforeCommit()
+    })
+  try {
+    await write()
+    await assert.rejects(write(undefined, cable.silence), isConnectionLost)
+    await write()
+    await assert.rejects(write(cable.silence), CommitUnknown)
+    await write()
+    const direct = far.pool.query('select pg_sleep(20)')
+    await assert.rejects(direct, isConnectionLost)
+    await write()
+  } finally {
+    await far.close()
+    cable.pull()
+  }
+})
+
+for (const [state, lost] of [
+  ['53100', true],
+  ['53200', true],
+  ['58030', true],
+  ['57P01', true],
+  ['08006', true],
+  ['57014', false],
+  ['23505', false],
+] as const) {
+  test(`${state} says that Postgres ${lost ? 'cannot work now' : 'did not like the statement'}`, async () => {
+    const { result } = await attempts([state])
+    assert.equal(isConnectionLost(result), lost)
+  })
+}

@@ -3,8 +3,8 @@
 // random and kept under the data folder, in production it is a fault.
 
 import { randomBytes } from 'node:crypto'
-import { mkdirSync, readFileSync, writeFileSync } from 'node:fs'
-import { join } from 'node:path'
+import { linkSync, mkdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
+import { dirname, join } from 'node:path'
 
 export type Environment = Record<string, string | undefined>
 
@@ -181,15 +181,35 @@ function rawValue(name: string, setting: Setting<unknown>, env: Environment): st
   return setting.fallback
 }
 
-/** Several processes may start at once: the first to create the file decides. */
+/**
+ * Several processes may start at once: the first to link its file decides, and nobody sees half a secret. An empty file
+ * is what a full disk left.
+ */
 function keptSecret(path: string): string {
-  mkdirSync(join(path, '..'), { recursive: true, mode: 0o700 })
-  try {
-    writeFileSync(path, randomBytes(24).toString('hex'), { flag: 'wx', mode: 0o600 })
-  } catch (error) {
-    if ((error as NodeJS.ErrnoException).code !== 'EEXIST') throw error
+  const read = () => {
+    try {
+      return readFileSync(path, 'utf8').trim()
+    } catch (error) {
+      if ((error as NodeJS.ErrnoException).code === 'ENOENT') return ''
+      throw error
+    }
   }
-  return readFileSync(path, 'utf8').trim()
+  const kept = read()
+  if (kept !== '') return kept
+  const draft = `${path}.${process.pid}`
+  try {
+    mkdirSync(dirname(path), { recursive: true, mode: 0o700 })
+    writeFileSync(draft, randomBytes(24).toString('hex'), { mode: 0o600 })
+    if (read() === '') rmSync(path, { force: true })
+    linkSync(draft, path)
+  } catch (error) {
+    if ((error as NodeJS.ErrnoException).code !== 'EEXIST') {
+      throw new Error(`cannot be made and kept in ${path}: ${(error as Error).message}`)
+    }
+  } finally {
+    rmSync(draft, { force: true })
+  }
+  return read()
 }
 
 function given(name: string, setting: Setting<unknown>, env: Environment): string {

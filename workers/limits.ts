@@ -145,10 +145,11 @@ export function createBudget(limits: Limits, { nowMs, residentBytes } = real): B
       if (left <= 0) return `the limit of ${limits.limit} messages`
       if (failuresLeft <= 0) return `the limit of ${limits.failureLimit} failures`
       if (nowMs() >= endsAt) return `the time limit of ${limits.timeLimitSeconds} s`
-      if (residentBytes() > (limits.memoryLimitBytes ?? Number.POSITIVE_INFINITY)) {
-        return `the memory limit, with ${Math.round(residentBytes() / 1024 ** 2)} MB resident`
-      }
-      return undefined
+      // Asked only where it matters: it opens a file, and a worker that is out of descriptors has better uses for one.
+      if (limits.memoryLimitBytes === undefined) return undefined
+      const resident = residentBytes()
+      if (resident <= limits.memoryLimitBytes) return undefined
+      return `the memory limit, with ${Math.round(resident / 1024 ** 2)} MB resident`
     },
   }
 }

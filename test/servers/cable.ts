@@ -1,5 +1,5 @@
 // The cable between a client and a server on 127.0.0.1, which can be pulled: connections break, new ones are refused,
-// until it is plugged in again.
+// until it is plugged in again. Or silenced: what is connected stays so, and hears nothing any more.
 
 import { once } from 'node:events'
 import { type AddressInfo, connect, createServer, type Server, type Socket } from 'node:net'
@@ -8,6 +8,8 @@ export type Cable = {
   /** The server's URL, by way of the cable. */
   url: string
   pull(): void
+  /** Present connections swallow what they are given, without an end or an error; new ones work. */
+  silence(): void
   plug(): Promise<void>
 }
 
@@ -46,6 +48,9 @@ export async function openCable(serverUrl: string): Promise<Cable> {
     pull() {
       server.close()
       for (const socket of sockets) socket.destroy()
+    },
+    silence() {
+      for (const socket of sockets) socket.unpipe().pause()
     },
     async plug() {
       if (!server.listening) await listen(near)
