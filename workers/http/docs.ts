@@ -5,8 +5,8 @@ import swagger from '@fastify/swagger'
 import swaggerUi from '@fastify/swagger-ui'
 import Fastify, { type FastifyInstance, type FastifySchema, type RouteOptions } from 'fastify'
 import type { ErrorCode } from '../../domain/errors.ts'
-import type { Access } from './guard.ts'
-import { problems } from './problem.ts'
+import { type Access, send } from './guard.ts'
+import { notFound, problem, problems, toAppError } from './problem.ts'
 import { commandAccepted } from './schemas.ts'
 
 const securityOf: Record<Access, Record<string, never[]>[]> = {
@@ -50,6 +50,8 @@ export async function createDocs(routes: readonly RouteOptions[]): Promise<Fasti
   const docs = Fastify()
   docs.setValidatorCompiler(() => () => true)
   docs.setSerializerCompiler(() => (data) => JSON.stringify(data))
+  docs.setNotFoundHandler((request, reply) => send(reply, problem(notFound(request.url))))
+  docs.setErrorHandler((error, _request, reply) => send(reply, problem(toAppError(error))))
   await docs.register(swagger, {
     openapi: openapi as never,
     transform: ({ schema, url, route }) => ({ schema: describe(schema ?? {}, route), url }),

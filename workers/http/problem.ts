@@ -81,10 +81,15 @@ export function toAppError(error: unknown): AppError {
   // Before the database: a client that hangs up is an ECONNRESET as well, marked 400 by Fastify.
   if (statusCode < 500) return new AppError('BAD_REQUEST', message, {}, options)
   if (isConnectionLost(error)) {
-    const text = 'the database cannot be reached'
+    const text = 'the database cannot be reached, or has run out of room'
     return new AppError('UNAVAILABLE', text, { retryAfterMs: 2000 }, options)
   }
   return new AppError('INTERNAL', 'something went wrong here; it has been logged', {}, options)
+}
+
+export function notFound(url: string): AppError {
+  const path = url.split('?', 1)[0]!.slice(0, 200)
+  return new AppError('NOT_FOUND', `there is nothing at ${path}`)
 }
 
 type Fault = { code: string; statusCode: number; message: string }
