@@ -56,12 +56,15 @@ export function addEventRoutes(api: FastifyInstance, guard: Guard, { db }: { db:
   })
 }
 
-/** What a schema cannot say: the time exists, names differ, and the whole is not too large. */
+/** What a schema cannot say: the time exists and has a year of four digits, names differ, and the whole is not too large. */
 function check({ starts_at, sections }: NewEventBody): void {
   const errors: FieldError[] = []
-  // A leap second has the form of a time.
-  if (Number.isNaN(Date.parse(starts_at))) {
+  // A leap second has the form of a time. In UTC: its offset may carry a time over the end of a year.
+  const year = new Date(starts_at).getUTCFullYear()
+  if (Number.isNaN(year)) {
     errors.push({ path: '/starts_at', message: 'must be a time that exists' })
+  } else if (year < 1 || year > 9999) {
+    errors.push({ path: '/starts_at', message: 'must be in the years 1 to 9999, in UTC' })
   }
   const names = new Set<string>()
   let capacity = 0
