@@ -9,7 +9,8 @@ import { type KyselyPlugin, sql } from 'kysely'
 import { pino } from 'pino'
 import type { Db } from '../db/schema.ts'
 import { createCommands } from '../workers/http/commands.ts'
-import type { ServerParts } from '../workers/http/server.ts'
+import { newReservation } from '../workers/http/schemas.ts'
+import { connectionsMax, type ServerParts } from '../workers/http/server.ts'
 import { type Api, newKey, openApi, unreachableDatabase } from './api.ts'
 import { type TestDatabase, testDatabase } from './database.ts'
 import { until } from './worker.ts'
@@ -215,6 +216,29 @@ describe('an event', () => {
     }
   })
 
+  test('is in a year of four digits, in UTC, and comes back as it was', async () => {
+    const bounds: [string, string][] = [
+      ['0001-01-01T00:00:00Z', '0001-01-01T00:00:00.000Z'],
+      ['0000-12-31T23:00:00-14:00', '0001-01-01T13:00:00.000Z'],
+      ['9999-12-31T23:59:59+00:00', '9999-12-31T23:59:59.000Z'],
+    ]
+    for (const [starts_at, shown] of bounds) {
+      const { json } = await api.call('GET', `events/${await api.makeEvent({ starts_at })}`)
+      assert.equal(json.starts_at, shown)
+    }
+    const section = { name: 'F', capacity: 5, price_minor: 100, currency: 'EUR' }
+    for (const starts_at of [
+      '9999-12-31T23:59:59-14:00',
+      '0000-06-01T00:00:00Z',
+      '0001-01-01T00:00:00+14:00',
+    ]) {
+      const body = { name: 'x', starts_at, sections: [section] }
+      const answer = await api.call('POST', 'events', { internal: true, body })
+      assert.deepEqual([answer.status, answer.json.code], [400, 'VALIDATION_FAILED'], starts_at)
+      assert.equal(answer.json.detail, '/starts_at must be in the years 1 to 9999, in UTC')
+    }
+  })
+
   test('needs sections with other names and places that fit', async () => {
     const standing = { name: 'F', capacity: 150_000, price_minor: 100, currency: 'EUR' }
     const event = { name: 'x', starts_at: '2030-01-01T00:00:00Z' }
@@ -232,6 +256,72 @@ describe('an event', () => {
       const answer = await api.call('POST', 'events', { internal: true, body })
       assert.deepEqual([answer.status, answer.json.code], [400, 'VALIDATION_FAILED'], answer.text)
       assert.equal(answer.json.errors[0].path, path, answer.text)
+    }
+  })
+})
+
+describe('64 kB that are as bad as can be', () => {
+  const many = (item: unknown, count: number) => Array.from({ length: count }, () => item)
+  const section = 'the name of a section: 1 to 64 visible characters'
+  const event = { name: 'x', starts_at: '2030-01-01T00:00:00Z' }
+  const asUser = { user: 'ann' }
+  const asProgram = { internal: true }
+  const requests: [string, 'POST' | 'PUT', string, object, object, [string, string]][] = [
+    [
+      'a long name with one bad letter at its end',
+      'POST',
+      'reservations',
+      asUser,
+      { event_id: randomUUID(), quantity: 1, section: `${'a'.repeat(60_000)}\n` },
+      ['/section', `must be ${section}`],
+    ],
+    [
+      '31,000 seats that are none',
+      'POST',
+      'reservations',
+      asUser,
+      { event_id: randomUUID(), seats: many(1, 31_000) },
+      ['/seats', 'must be a list of 1 to 20 different seats'],
+    ],
+    [
+      '6,000 devices that are none',
+      'PUT',
+      'users/ann',
+      asUser,
+      { devices: many({ a: 0 }, 6_000) },
+      ['/devices', 'must be a list of at most 20 different devices'],
+    ],
+    [
+      '20,000 empty sections',
+      'POST',
+      'events',
+      asProgram,
+      { ...event, sections: many({}, 20_000) },
+      ['/sections', 'must be a list of 1 to 200 sections'],
+    ],
+  ]
+  for (const [name, method, path, caller, body, [where, message]] of requests) {
+    test(`${name}: the first fault is told, and no rule is asked further`, async () => {
+      const sinceMs = performance.now()
+      const answer = await api.call(method, path, { ...caller, body })
+      assert.deepEqual([answer.status, answer.json.code], [400, 'VALIDATION_FAILED'])
+      assert.deepEqual(answer.json.errors, [{ path: where, message }])
+      // Of seconds, where every rule is asked: generous, for a machine that is busy.
+      assert.ok(performance.now() - sinceMs < 2000, `${performance.now() - sinceMs} ms`)
+    })
+  }
+
+  test('a name is matched from left to right, however it ends', () => {
+    const { section } = newReservation.properties
+    const pattern = new RegExp(section.pattern, 'u')
+    const sinceMs = performance.now()
+    for (const text of [`${'a'.repeat(100_000)}\n`, ' '.repeat(100_000), ' a'.repeat(50_000)]) {
+      assert.equal(pattern.test(text), text.endsWith('a'))
+    }
+    assert.ok(performance.now() - sinceMs < 2000, `${performance.now() - sinceMs} ms`)
+    for (const good of ['a', ' a', 'a ', ' Ä-1 😀 ']) assert.ok(pattern.test(good), good)
+    for (const bad of ['', ' ', '\u00a0', 'a\n', '\u0000a', 'a\u007f', 'a\ud800']) {
+      assert.ok(!pattern.test(bad), JSON.stringify(bad))
     }
   })
 })
@@ -339,6 +429,28 @@ describe('bad input changes nothing and is told by its own code', () => {
       '/vip is not a known field; known are event_id, quantity, seats, section',
     )
   })
+})
+
+test('a body that is no object is told so, also none at all', async () => {
+  const paths: ['POST' | 'PUT', string, object][] = [
+    ['POST', 'reservations', { user: 'ann' }],
+    ['POST', 'events', { internal: true }],
+    ['PUT', 'users/ann', { user: 'ann' }],
+  ]
+  for (const [method, path, caller] of paths) {
+    for (const body of [undefined, '', '[]', 'null', '5', '"x"', 'true']) {
+      const answer = await api.call(method, path, { ...caller, body })
+      assert.deepEqual([answer.status, answer.json.code], [400, 'VALIDATION_FAILED'], body)
+      assert.deepEqual(answer.json.errors, [{ path: '', message: 'must be an object' }], body)
+      assert.equal(answer.json.detail, 'the body must be an object')
+    }
+  }
+  const sections = [5]
+  const inner = await api.call('POST', 'events', {
+    internal: true,
+    body: { name: 'x', starts_at: '2030-01-01T00:00:00Z', sections },
+  })
+  assert.equal(inner.json.detail, '/sections/0 must be an object')
 })
 
 describe('on a real socket', () => {
@@ -615,6 +727,33 @@ describe('the protocol', () => {
     assert.deepEqual([options.status, options.headers.allow], [204, 'GET, HEAD, OPTIONS'])
   })
 
+  test('what is not found below the page of the docs is told as elsewhere', async () => {
+    for (const path of ['/docs/nothing', '/docs/static/nothing.js', '/docs/a/b?c']) {
+      const answer = await api.call('GET', path)
+      assert.equal(answer.status, 404, path)
+      assert.equal(answer.headers['content-type'], 'application/problem+json; charset=utf-8', path)
+      assert.equal(answer.json.code, 'NOT_FOUND')
+      assert.equal(answer.json.detail, `there is nothing at ${path.split('?')[0]}`)
+      assert.ok(answer.headers['x-request-id'])
+    }
+  })
+
+  test('connections are bounded, so that descriptors remain for the database', async () => {
+    const bounded = await openApi(database.database)
+    assert.equal(bounded.app.server.maxConnections, connectionsMax)
+    // Lowered here, since it is the bound that is seen, not its size.
+    bounded.app.server.maxConnections = 1
+    await bounded.app.listen({ port: 0, host: '127.0.0.1' })
+    const { port } = bounded.app.server.address() as AddressInfo
+    const first = connect(port, '127.0.0.1')
+    await once(bounded.app.server, 'connection')
+    const second = connect(port, '127.0.0.1').on('error', () => {})
+    await once(second, 'close')
+    assert.equal(first.destroyed, false)
+    first.destroy()
+    await bounded.close()
+  })
+
   test('HEAD answers as GET does, without the body', async () => {
     const head = await api.call('HEAD', `events/${eventId}`)
     assert.deepEqual([head.status, head.text], [200, ''])
@@ -663,6 +802,22 @@ describe('the protocol', () => {
     assert.deepEqual([write.status, write.json.code], [503, 'UNAVAILABLE'], write.text)
     await cut.close()
     await gone.close()
+  })
+
+  test('a database that is out of disk, of memory or of connections is told so too', async () => {
+    for (const code of ['53000', '53100', '53200', '53300', '58000', '58030', '57P03', '08006']) {
+      const full = await openApi(database.database, {
+        run: () => Promise.reject(Object.assign(new Error('could not extend file'), { code })),
+      })
+      const key = newKey()
+      const body = { event_id: eventId, quantity: 1 }
+      const answer = await full.call('POST', 'reservations', { user: 'ann', key, body })
+      await full.close()
+      assert.deepEqual([answer.status, answer.json.code], [503, 'UNAVAILABLE'], code)
+      assert.equal(answer.headers['retry-after'], '2')
+      assert.doesNotMatch(answer.text, /extend file/)
+      assert.equal((await hold({ quantity: 1 }, { key })).status, 201)
+    }
   })
 
   test('a request in hand is finished at the close, a new one is refused', async () => {

@@ -6,8 +6,11 @@ import type { Static } from 'typebox'
 import { capacityMax, quantityMax } from '../../domain/seats.ts'
 
 const uuidPattern = '^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$'
-/** Neither control characters nor halves of surrogate pairs, which Postgres cannot keep; some of it visible. */
-const linePattern = '^[^\\p{Cc}\\p{Cs}]*[^\\p{Cc}\\p{Cs}\\s][^\\p{Cc}\\p{Cs}]*$'
+/**
+ * Neither control characters nor halves of surrogate pairs, which Postgres cannot keep; some of it visible. Read once
+ * from left to right: nothing in it can be matched in two ways.
+ */
+const linePattern = '^(?=\\s*\\S)[^\\p{Cc}\\p{Cs}]*$'
 
 const uuid = { type: 'string', pattern: uuidPattern, description: 'a UUID' } as const
 const time = { type: 'string', format: 'date-time' } as const
@@ -83,7 +86,7 @@ export const newEvent = {
   required: ['name', 'starts_at', 'sections'],
   properties: {
     name: line(200, 'a name of 1 to 200 visible characters'),
-    starts_at: { ...time, description: 'a time such as 2026-07-01T19:30:00Z' },
+    starts_at: { ...time, maxLength: 64, description: 'a time such as 2026-07-01T19:30:00Z' },
     waiting_room: { type: 'boolean', default: false, description: 'true or false' },
     sections: {
       type: 'array',

@@ -18,11 +18,12 @@ import { createGuard, type GuardParts, send } from './guard.ts'
 import { createRunLater } from './later.ts'
 import { addMethods } from './methods.ts'
 import { addOpenApi } from './openapi.ts'
-import { problem, toAppError } from './problem.ts'
+import { notFound, problem, toAppError } from './problem.ts'
 import { addCommandRoutes } from './routes/commands.ts'
 import { addEventRoutes } from './routes/events.ts'
 import { addReservationRoutes } from './routes/reservations.ts'
 import { addUserRoutes } from './routes/users.ts'
+import { noBody } from './schemas.ts'
 import { invalid } from './validation.ts'
 
 export type ServerParts = Omit<GuardParts, 'runLater'> & {
@@ -35,6 +36,8 @@ export type ServerParts = Omit<GuardParts, 'runLater'> & {
 }
 
 export const bodyMaxBytes = 64 * 1024
+/** Of one process: far more than it can serve at once, fewer than the usual limit of descriptors, 65,536. */
+export const connectionsMax = 10_000
 const headersTimeoutMs = 10_000
 /** How exactly the timeouts are kept. */
 const timeoutCheckMs = 1000
@@ -67,7 +70,8 @@ export async function createServer(parts: ServerParts): Promise<FastifyInstance>
         coerceTypes: false,
         removeAdditional: false,
         useDefaults: false,
-        allErrors: true,
+        // Else a text or a list that is too long is looked at to its end, by every other rule.
+        allErrors: false,
         verbose: true,
       },
     },
@@ -79,6 +83,7 @@ export async function createServer(parts: ServerParts): Promise<FastifyInstance>
       socket.destroy()
     },
   })
+  app.server.maxConnections = connectionsMax
   // Answers are finished texts; compiling serializers for the schemas of the OpenAPI page would be for nothing.
   app.setSerializerCompiler(() => (data) => JSON.stringify(data))
   app.decorateRequest('caller')
@@ -169,9 +174,10 @@ function readBodies(app: FastifyInstance): void {
       }
     },
   )
-  // A write without a body, such as a confirmation, is one with an empty object.
+  // A write that takes no body, such as a confirmation, may also be sent an empty object: they are the same request.
   app.addHook('preValidation', (request, _reply, done) => {
-    if (request.body === undefined && request.routeOptions.config.keyed) request.body = {}
+    const takesNone = request.routeOptions.schema?.body === noBody
+    if (takesNone && request.body === undefined) request.body = {}
     done()
   })
 }
@@ -201,8 +207,7 @@ function answerErrors(app: FastifyInstance, { auth }: ServerParts): void {
     return send(reply, answer)
   })
   app.setNotFoundHandler((request) => {
-    const path = request.url.split('?', 1)[0]!.slice(0, 200)
-    throw new AppError('NOT_FOUND', `there is nothing at ${path}`)
+    throw notFound(request.url)
   })
 }
 

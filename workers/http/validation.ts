@@ -1,5 +1,6 @@
 // Turns what Ajv found into sentences a caller can act on: which field, what is right, where that helps what was
-// given. The place is a JSON Pointer into the body.
+// given. The place is a JSON Pointer into the body. Ajv stops at the first fault, so that none of its rules meets a text
+// or a list that another has found too long.
 
 import type { FastifySchemaValidationError } from 'fastify'
 import { AppError } from '../../domain/errors.ts'
@@ -9,7 +10,8 @@ export type FieldError = { path: string; message: string }
 /** With `verbose`, Ajv adds the schema that was not met and the value. */
 type Finding = FastifySchemaValidationError & {
   schema?: unknown
-  parentSchema?: { description?: string; properties?: Record<string, unknown> }
+  data?: unknown
+  parentSchema?: { type?: string; description?: string; properties?: Record<string, unknown> }
 }
 
 const errorsMax = 20
@@ -25,15 +27,15 @@ export const invalid = (errors: FieldError[]): AppError => {
 export function fieldErrors(findings: readonly Finding[]): FieldError[] {
   // The branches of a oneOf report their own failures beside its one.
   const own = findings.filter(({ schemaPath }) => !/\/oneOf\/\d/.test(schemaPath))
-  const errors = own.map(fieldError)
-  // Two keywords of one field say the same sentence.
-  return errors.filter(
-    (error, i) =>
-      errors.findIndex((e) => e.path === error.path && e.message === error.message) === i,
-  )
+  return own.slice(0, errorsMax).map(fieldError)
 }
 
-function fieldError({ keyword, instancePath, params, schema, parentSchema }: Finding): FieldError {
+function fieldError(finding: Finding): FieldError {
+  const { keyword, instancePath, params, schema, data, parentSchema } = finding
+  // Also where a oneOf fails first.
+  if (parentSchema?.type === 'object' && !isObject(data)) {
+    return { path: instancePath, message: 'must be an object' }
+  }
   switch (keyword) {
     case 'required':
       return at(instancePath, params.missingProperty, 'is required')
@@ -54,13 +56,13 @@ function fieldError({ keyword, instancePath, params, schema, parentSchema }: Fin
       )
       return { path: instancePath, message: `must have either ${choices.join(' or ')}, not both` }
     }
-    case 'type':
-      if (parentSchema?.description) break
-      return { path: instancePath, message: `must be of type ${params.type}` }
   }
   const right = parentSchema?.description
   return { path: instancePath, message: right ? `must be ${right}` : `is not valid: ${keyword}` }
 }
+
+const isObject = (data: unknown) =>
+  typeof data === 'object' && data !== null && !Array.isArray(data)
 
 function at(path: string, property: unknown, message: string): FieldError {
   const name = String(property).slice(0, 80).replaceAll('~', '~0').replaceAll('/', '~1')
