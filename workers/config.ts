@@ -194,10 +194,10 @@ function keptSecret(path: string): string {
       throw error
     }
   }
-  const kept = read()
-  if (kept !== '') return kept
   const draft = `${path}.${process.pid}`
   try {
+    const kept = read()
+    if (kept !== '') return kept
     mkdirSync(dirname(path), { recursive: true, mode: 0o700 })
     writeFileSync(draft, randomBytes(24).toString('hex'), { mode: 0o600 })
     if (read() === '') rmSync(path, { force: true })
@@ -207,7 +207,9 @@ function keptSecret(path: string): string {
       throw new Error(`cannot be made and kept in ${path}: ${(error as Error).message}`)
     }
   } finally {
-    rmSync(draft, { force: true })
+    try {
+      rmSync(draft, { force: true })
+    } catch {}
   }
   return read()
 }
