@@ -2,7 +2,7 @@
 // it started, so a stale file, even of an id that was given away again, never stands in the way.
 
 import { execFileSync } from 'node:child_process'
-import { linkSync, mkdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
+import { linkSync, mkdirSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { Exit } from './program.ts'
 
@@ -14,17 +14,18 @@ export function claimFolder(dataDir: string): () => void {
   const path = join(dataDir, 'fleet.pid')
   const draft = `${path}.${process.pid}`
   const self: Owner = { pid: process.pid, started: startOf(process.pid) ?? '' }
-  writeFileSync(draft, JSON.stringify(self))
   try {
+    writeFileSync(draft, JSON.stringify(self))
     while (!link(draft, path)) {
-      const owner = readOwner(path)
+      const text = readText(path)
+      const owner = parseOwner(text)
       if (owner && startOf(owner.pid) === owner.started) {
         throw new Exit(
           'failed',
           `a fleet is up on ${dataDir} already (pid ${owner.pid}): stop it, or set FLEET_DATA_DIR to another folder`,
         )
       }
-      rmSync(path, { force: true })
+      removeStale(path, text)
     }
   } finally {
     rmSync(draft, { force: true })
@@ -43,9 +44,33 @@ function link(draft: string, path: string): boolean {
   }
 }
 
-function readOwner(path: string): Owner | undefined {
+/** Another starter may have put its own there since we read it: what is moved away is looked at, and put back. */
+function removeStale(path: string, text: string): void {
+  if (readText(path) !== text) return
+  const moved = `${path}.stale.${process.pid}`
   try {
-    return JSON.parse(readFileSync(path, 'utf8'))
+    renameSync(path, moved)
+  } catch (error) {
+    if ((error as NodeJS.ErrnoException).code === 'ENOENT') return
+    throw error
+  }
+  if (readText(moved) !== text) link(moved, path)
+  rmSync(moved, { force: true })
+}
+
+/** Empty when there is none. */
+function readText(path: string): string {
+  try {
+    return readFileSync(path, 'utf8')
+  } catch (error) {
+    if ((error as NodeJS.ErrnoException).code === 'ENOENT') return ''
+    throw error
+  }
+}
+
+function parseOwner(text: string): Owner | undefined {
+  try {
+    return JSON.parse(text)
   } catch {
     return undefined
   }

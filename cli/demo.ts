@@ -6,7 +6,7 @@ import { type ChildProcess, spawn } from 'node:child_process'
 import { once } from 'node:events'
 import { readdirSync, readFileSync, rmSync } from 'node:fs'
 import { createServer } from 'node:net'
-import { join, relative } from 'node:path'
+import { join } from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { findEmbedded } from '../db/embedded.ts'
 import { readQueueStats } from '../db/jobStats.ts'
@@ -105,10 +105,13 @@ async function untilQuiet(db: Db, dataDir: string, stage: Stage): Promise<number
   for (;;) {
     const { written, relayed } = await readRelayed(db)
     const queues = await readQueueStats(db)
-    const waiting = queues.reduce((sum, q) => sum + q.ready + q.delayed + q.active, 0)
+    const waitingIn = (some: typeof queues) =>
+      some.reduce((sum, { ready, delayed, active }) => sum + ready + delayed + active, 0)
+    const waiting = waitingIn(queues)
+    const toSend = waitingIn(queues.filter(({ queue }) => queue === 'email'))
     const mails = mailsIn(dataDir).length
     stage.progress(
-      `${relayed} of ${written} events relayed, ${mails} mails written, ${waiting} jobs wait`,
+      `${relayed} of ${written} events relayed, ${mails} mails written, ${toSend} mails to send`,
     )
     if (written === relayed && waiting === 0) return mails
     await sleep(250)
@@ -144,7 +147,8 @@ async function report(
   const ledger = await auditLedger(db)
   const oversold = Math.max(0, sales.sold + sales.held - sales.capacity)
   const { latencies, buyers, seconds } = sale.rush
-  const p = (share: number) => Math.round(latencies[Math.floor(latencies.length * share)] ?? 0)
+  const p = (share: number) =>
+    ((latencies[Math.floor(latencies.length * share)] ?? 0) / 1000).toFixed(1)
   const rows: [string, string | number][] = [
     ['seats', sales.capacity],
     ['asked for', `${sale.asked} by ${buyers} buyers at once`],
@@ -152,21 +156,22 @@ async function report(
     ['held', sales.held],
     [
       'given back',
-      `${sales.given_back} (${sales.expired} holds expired, ${sales.cancelled} cancelled)`,
+      `${sales.given_back} seats (${sales.expired} holds expired, ${sales.cancelled} cancelled)`,
     ],
-    ['resold', sales.resold],
+    ['resold', `${sales.resold} of them`],
     ['oversold', oversold],
     ['requests repeated', sale.repeated],
     ['commands run twice', sale.twice.length],
     ['events', `${written} written, ${relayed} relayed`],
-    ['mails', `${mails} for ${sales.confirmed} orders, failed ${failed}`],
-    ['the rush', `${seconds.toFixed(1)} s, half answered in ${p(0.5)} ms, 99 % in ${p(0.99)} ms`],
+    ['mails', `${mails}, two an order, for ${sales.confirmed} orders`],
+    ['jobs failed', failed],
+    ['the rush', `${seconds.toFixed(1)} s, half answered in ${p(0.5)} s, 99 % in ${p(0.99)} s`],
     ['ledger', ledger.length === 0 ? 'balances' : `${ledger.length} rules broken`],
   ]
   context.say('')
   for (const [name, value] of rows) context.say(`  ${name.padEnd(20)}${value}`)
   context.say('')
-  context.say(`  the mails are in ${relative(process.cwd(), join(dataDir, 'mail')) || '.'}`)
+  context.say(`  the mails are in ${join(dataDir, 'mail')}`)
   context.say(`  it took ${Math.round((performance.now() - started) / 1000)} s`)
   context.say('')
   const faults = [...ledger, ...sale.twice.slice(0, 5)]

@@ -18,7 +18,7 @@ const root = dirname(here)
 /** @param {'fleet' | 'jobs'} program */
 export function launch(program) {
   if (!existsSync(join(root, 'node_modules', 'yargs', 'package.json'))) {
-    fail(`${program}: the dependencies are not installed: run npm ci in ${root}`)
+    fail(`${program}: the dependencies are not installed: run make install in ${root}`)
   }
   if (Number(process.versions.node.split('.')[0]) >= needed) {
     import('./main.ts').then(({ main }) => main(program, process.argv.slice(2)))

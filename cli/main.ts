@@ -1,6 +1,7 @@
 // The two programs, fleet and jobs: their commands, and how they end. The one place of the command line that reads the
 // environment, touches signals and sets the exit code.
 
+import { setTimeout as sleep } from 'node:timers/promises'
 import yargs from 'yargs'
 import { MigrationChanged, SchemaTooNew } from '../db/migrate.ts'
 import { ConfigError } from '../workers/config.ts'
@@ -46,6 +47,9 @@ const commandNames = {
   jobs: ['stats'],
 } as const
 
+const flushMaxMs = 2000
+
+/** Ends the process. */
 export async function main(program: keyof typeof programs, argv: readonly string[]): Promise<void> {
   const context: Context = {
     env: { ...process.env },
@@ -69,6 +73,16 @@ export async function main(program: keyof typeof programs, argv: readonly string
   } catch (error) {
     process.exitCode = report(program, context, error)
   }
+  await flushed()
+  process.exit()
+}
+
+/** What was said is read, or nobody reads it: then the end does not wait for them. */
+async function flushed(): Promise<void> {
+  const streams = [process.stdout, process.stderr].map(
+    (stream) => new Promise((resolve) => stream.on('error', resolve).write('', resolve)),
+  )
+  await Promise.race([Promise.all(streams), sleep(flushMaxMs)])
 }
 
 async function parse(program: keyof typeof programs, context: Context): Promise<void> {

@@ -29,7 +29,7 @@ export type Supervisor = {
   kill(): void
 }
 
-const backoffMs = { first: 1000, most: 30_000, resetAfter: 60_000 }
+export const backoffMs = { first: 1000, most: 30_000, resetAfter: 10_000 }
 /** Longer than a worker's own grace (25 s): only what hangs is killed. */
 const stopMaxMs = 35_000
 

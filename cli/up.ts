@@ -6,15 +6,16 @@ import { spawn } from 'node:child_process'
 import { once } from 'node:events'
 import { existsSync, mkdirSync } from 'node:fs'
 import { join } from 'node:path'
-import { type Embedded, startEmbedded } from '../db/embedded.ts'
 import { migrate } from '../db/migrate.ts'
 import type { Environment } from '../workers/config.ts'
 import { claimFolder } from './claim.ts'
 import { givenDatabase, withoutPassword } from './database.ts'
 import { prefixer } from './lines.ts'
 import { checkApiPort, metricsPorts } from './ports.ts'
+import { type KeptPostgres, keepPostgres } from './postgres.ts'
 import { type Command, type Context, dataDirOf, Exit, known } from './program.ts'
 import { createSupervisor } from './supervisor.ts'
+import { tryItLines } from './tryIt.ts'
 import { allFaults, startOf, type Worker, workers } from './workers.ts'
 
 export const up: Command<{ only?: string }> = (context) => ({
@@ -43,19 +44,19 @@ async function runFleet(context: Context, chosen: readonly Worker[]): Promise<vo
   mkdirSync(dataDir, { recursive: true, mode: 0o755 })
   checkSettings(chosen, env)
   const release = claimFolder(dataDir)
-  let embedded: Embedded | undefined
+  let embedded: KeptPostgres | undefined
   const stop = stopper(context)
   try {
     if (chosen.some(({ name }) => name === 'http')) await checkApiPort(env)
     const ports = await metricsPorts(chosen, env)
     const compiled = compileOnce(chosen, env, dataDir)
-    embedded = givenDatabase(env) ? undefined : await startDatabase(context, dataDir)
+    embedded = givenDatabase(env) ? undefined : await keepPostgres(context, dataDir)
     if (embedded) env.DATABASE_URL = embedded.url
     const url = embedded?.url ?? givenDatabase(env) ?? ''
     context.say(`database ${withoutPassword(url)}`)
     await migrate({ url, onStep: context.say })
     await compiled
-    if (!stop.asked) await supervise(context, chosen, env, ports, stop)
+    if (!stop.asked) await supervise(context, chosen, env, ports, stop, embedded?.lost)
   } finally {
     await embedded?.stop()
     release()
@@ -90,15 +91,6 @@ async function compileOnce(
   await Promise.allSettled(runs)
 }
 
-async function startDatabase(context: Context, dataDir: string): Promise<Embedded> {
-  const embedded = await startEmbedded({ dataDir, note: context.say })
-  const how = embedded.adopted ? 'took over the running' : 'started the'
-  context.say(
-    `${how} embedded Postgres (pid ${embedded.pid}, data in ${join(dataDir, 'postgres')})`,
-  )
-  return embedded
-}
-
 type Stopper = { asked: boolean; first: Promise<void>; second: Promise<void> }
 
 /** npm and a terminal may both pass on one Ctrl-C: what comes within half a second is the same one. */
@@ -126,6 +118,7 @@ async function supervise(
   env: Environment,
   ports: Map<string, number>,
   stop: Stopper,
+  lost: Promise<never> = new Promise(() => {}),
 ): Promise<void> {
   const terminal = process.stdout.isTTY === true
   const names = ['fleet', ...chosen.map(({ name }) => name)]
@@ -140,9 +133,12 @@ async function supervise(
     const own = { ...env, METRICS_PORT: String(ports.get(worker.name)) }
     supervisor.start({ name: worker.name, ...startOf(worker, own, String(env.FLEET_DATA_DIR)) })
   }
-  await Promise.race([stop.first, idle.promise])
   stop.second.then(supervisor.kill)
-  await supervisor.stop()
+  try {
+    await Promise.race([stop.first, idle.promise, lost])
+  } finally {
+    await supervisor.stop()
+  }
 }
 
 function overview(
@@ -162,5 +158,10 @@ function overview(
   if (chosen.some(({ name }) => name === 'email') && !env.EMAIL_PROVIDER) {
     lines.push(`  mail  ${join(String(env.FLEET_DATA_DIR), 'mail')}`)
   }
-  return ['', ...lines, '', '  Ctrl-C stops', '']
+  lines.push('', '  Ctrl-C stops')
+  if (chosen.length === workers.length && env.AUTH_MODE !== 'jwt') {
+    const pasted = tryItLines(api, String(env.FLEET_DATA_DIR), env)
+    lines.push('', '  try it, in another terminal:', '', ...pasted)
+  }
+  return ['', ...lines, '']
 }

@@ -3,13 +3,14 @@
 import assert from 'node:assert/strict'
 import { type ChildProcess, spawn } from 'node:child_process'
 import { once } from 'node:events'
-import { chmodSync, existsSync, mkdtempSync } from 'node:fs'
+import { chmodSync, existsSync, mkdtempSync, readdirSync, writeFileSync } from 'node:fs'
 import { createServer } from 'node:net'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { after, test } from 'node:test'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { stripVTControlCharacters } from 'node:util'
+import { claimFolder } from '../cli/claim.ts'
 import { pretty } from '../cli/lines.ts'
 import { createSupervisor, restartDelayMs } from '../cli/supervisor.ts'
 import { age, table } from '../cli/table.ts'
@@ -136,6 +137,60 @@ test('fleet up: workers stop when their supervisor is killed, and the next fleet
   second.child.kill('SIGTERM')
   assert.equal(await second.ended, 0)
   assert.equal(await findEmbedded(dataDir), undefined)
+})
+
+test('fleet up: starts its Postgres again when that was killed, where the workers know it', async () => {
+  const dataDir = join(base, 'lost')
+  const env = environment(dataDir)
+  const fleet = start(['fleet', 'up', '--only', 'expiry'], env)
+  const [, postgres] = await fleet.said(/started the embedded Postgres \(pid (\d+)/)
+  const [, expiry] = await fleet.said(workerPid('expiry'))
+  const url = await findEmbedded(dataDir)
+
+  process.kill(Number(postgres), 'SIGKILL')
+  await fleet.said(new RegExp(`Postgres \\(pid ${postgres}\\) died: it starts again in 1 s`))
+  const [, another] = await fleet.said(/started the embedded Postgres again \(pid (\d+)\)/)
+  assert.equal(await findEmbedded(dataDir), url)
+  assert.ok(isAlive(Number(expiry)), 'the worker lived on')
+  assert.equal((await run('fleet check', env)).code, 0)
+
+  fleet.child.kill('SIGINT')
+  assert.equal(await fleet.ended, 0)
+  assert.match(fleet.text(), /^stopping Postgres$/m)
+  assert.equal(isAlive(Number(another)), false)
+})
+
+test('a program ends also when nobody reads what it said', async () => {
+  const main = join(cli, 'main.ts')
+  const child = spawn(
+    process.execPath,
+    [
+      '--input-type=module',
+      '-e',
+      `const { main } = await import(${JSON.stringify(main)})
+      // More than a pipe and its reader hold.
+      process.stdout.write('x'.repeat(2 ** 22))
+      await main('fleet', ['nope'])`,
+    ],
+    { env: environment(base), stdio: ['ignore', 'pipe', 'ignore'] },
+  )
+  guard.watch({ pid: child.pid, signal: 'SIGTERM' })
+  child.stdout.pause()
+  assert.deepEqual(await once(child, 'exit'), [2, null])
+})
+
+test('a fleet takes over the file of one that is gone, leaves that of a living one, and no others', () => {
+  const dataDir = join(base, 'claim')
+  const release = claimFolder(dataDir)
+  assert.throws(() => claimFolder(dataDir), /already \(pid \d+\)/)
+  release()
+  for (const stale of [JSON.stringify({ pid: process.pid, started: 'long ago' }), '{"pid":', '']) {
+    writeFileSync(join(dataDir, 'fleet.pid'), stale)
+    const again = claimFolder(dataDir)
+    assert.deepEqual(readdirSync(dataDir), ['fleet.pid'])
+    again()
+    assert.deepEqual(readdirSync(dataDir), [])
+  }
 })
 
 test('fleet run: is the worker itself, on the running embedded Postgres, with its limits', async () => {
