@@ -4,7 +4,7 @@
 
 import { spawn } from 'node:child_process'
 import { randomUUID } from 'node:crypto'
-import { mkdtempSync, rmSync } from 'node:fs'
+import { chmodSync, existsSync, mkdtempSync, realpathSync, rmSync } from 'node:fs'
 import { createServer } from 'node:net'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
@@ -77,12 +77,28 @@ function request(eventId: string, port: number): string {
 }
 
 const folder = mkdtempSync(join(tmpdir(), 'flotilla-bench-'))
+// As root the server runs as another user, who has to get in.
+chmodSync(folder, 0o711)
 const embedded = process.env.DATABASE_URL
   ? undefined
   : await startEmbedded({ dataDir: folder, settings: { shared_buffers: '1GB' } })
 const databaseUrl = process.env.DATABASE_URL ?? embedded!.url
 await migrate({ url: databaseUrl })
 const { db, close } = openDatabase({ url: databaseUrl, name: 'bench' })
+
+/** Where the folder cannot be reached by the server's user, it has a link to the data instead. */
+function removeData(): void {
+  const data = join(folder, 'postgres')
+  if (existsSync(data)) rmSync(realpathSync(data), { recursive: true, force: true })
+  rmSync(folder, { recursive: true, force: true })
+}
+for (const signal of ['SIGINT', 'SIGTERM'] as const) {
+  process.once(signal, async () => {
+    await embedded?.stop()
+    removeData()
+    process.exit(130)
+  })
+}
 
 const rate = (result: LoadResult) => (result.statuses.get(201) ?? 0) / result.seconds
 
@@ -141,5 +157,5 @@ try {
 } finally {
   await close()
   await embedded?.stop()
-  rmSync(folder, { recursive: true, force: true })
+  removeData()
 }

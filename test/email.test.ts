@@ -79,8 +79,9 @@ Order 0190a1b2-0000-7000-8000-000000000001
   test('brings each ticket with its seat and code', () => {
     const { subject, text, html } = render(mailJob('ticket_delivery'))
     assert.equal(subject, 'Your tickets for Opening night')
-    assert.match(text, /^Stalls, seat Stalls-1-1: K7QF-22\nStalls, seat Stalls-1-2: M3XD-91$/m)
+    assert.match(text, /^Stalls, row 1, seat 1: K7QF-22\nStalls, row 1, seat 2: M3XD-91$/m)
     assert.equal(html.match(/K7QF-22|M3XD-91/g)?.length, 2)
+    assert.match(html, />Stalls, row 1, seat 2</)
   })
 
   test('does without seats in a standing section', () => {

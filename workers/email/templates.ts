@@ -76,8 +76,20 @@ function toView({ payload, template }: EmailJob, locale: string): object {
     when: formatTime(starts_at, locale),
     total: formatMoney(total, locale),
     several: tickets.length > 1,
-    tickets: tickets.map(({ seat, code }) => ({ seat: oneLine(seat ?? ''), code: oneLine(code) })),
+    tickets: tickets.map(({ seat, code }) => ({
+      place: oneLine(placeOf(section, seat)),
+      code: oneLine(code),
+    })),
   }
+}
+
+/** `Stalls-10-24` of the section Stalls for a reader; a standing place is its section. */
+function placeOf(section: string, label: string | undefined): string {
+  if (!label) return section
+  const [row, seat] = label.startsWith(`${section}-`)
+    ? label.slice(section.length + 1).split('-')
+    : []
+  return row && seat ? `${section}, row ${row}, seat ${seat}` : `${section}, seat ${label}`
 }
 
 /** A subject and the lines of a text mail are made of these: no value makes a line of its own. */
