@@ -58,12 +58,12 @@ function postgres(): Backend {
 }
 
 function redis(): Backend {
-  const client = openRedis({ url: redisUrl, name: 'test' })
+  const client = openRedis({ url: redisUrl, name: 'test', commandTimeoutMs: 10_000 })
   const clients = [client]
   after(() => Promise.all(clients.map((one) => one.close())))
   return {
     store() {
-      const own = openRedis({ url: redisUrl, name: 'test' })
+      const own = openRedis({ url: redisUrl, name: 'test', commandTimeoutMs: 10_000 })
       clients.push(own)
       const opened = openRedisIdempotency({
         redis: own.redis,
@@ -287,7 +287,11 @@ describe('postgres alone', () => {
 
 describe('redis and postgres together', { skip: needs('redis') }, () => {
   if (needs('redis')) return
-  const { redis: client, ready, close } = openRedis({ url: redisUrl, name: 'test' })
+  const {
+    redis: client,
+    ready,
+    close,
+  } = openRedis({ url: redisUrl, name: 'test', commandTimeoutMs: 10_000 })
   const store = openRedisIdempotency({ redis: client, find: openIdempotency(db).find })
   after(close)
 

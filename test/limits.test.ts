@@ -66,7 +66,11 @@ function postgres(): Backend {
 
 async function redis(): Promise<Backend> {
   const opened = [1, 2].map(() =>
-    openRedis({ url: process.env.TEST_REDIS_URL ?? '', name: 'test' }),
+    openRedis({
+      url: process.env.TEST_REDIS_URL ?? '',
+      name: 'test',
+      commandTimeoutMs: 10_000,
+    }),
   )
   after(() => Promise.all(opened.map((one) => one.close())))
   await Promise.all(opened.map((one) => one.ready()))
