@@ -26,7 +26,7 @@ export function tryItLines(api: string, dataDir: string, env: Environment): stri
     `ask -X PUT $api/users/ann -H "$ann" -d '{"email":"ann@example.com","locale":"en"}'`,
     `hold=$(ask $api/reservations -H "$ann" -d '{"event_id":"'$event'","quantity":2}' | field reservation_id)`,
     `ask $api/reservations/$hold/confirm -H "$ann" -d '{}'`,
-    ...(env.EMAIL_PROVIDER ? [] : [`ls ${mail}   # two mails, a moment later`]),
+    ...(env.EMAIL_PROVIDER ? [] : [`sleep 3; ls ${mail}   # two mails`]),
   ]
 }
 

@@ -215,6 +215,7 @@ test(
       } = openRedis({
         url: process.env.TEST_REDIS_URL ?? '',
         name: 'test',
+        commandTimeoutMs: 10_000,
       })
       try {
         await ready()

@@ -104,6 +104,7 @@ describe('a client', { skip: withoutRedisServer() }, () => {
     const { redis, ready, close } = openRedis({
       url: `redis://:hunter2@127.0.0.1:${port}`,
       name: 'http',
+      commandTimeoutMs: 10_000,
     })
     await ready()
     assert.match(String(await redis.client('LIST')), /name=flotilla:http /)
