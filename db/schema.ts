@@ -9,6 +9,12 @@ type BigInt = ColumnType<string, number | string, number | string>
 
 export type ReservationState = 'held' | 'confirmed' | 'cancelled' | 'expired'
 
+/** What a worker says of itself. */
+export type WorkerDoing = {
+  queues?: Record<string, { active: number; handled: number }>
+  rssBytes?: number
+}
+
 export type Schema = {
   events: {
     id: string
@@ -145,6 +151,42 @@ export type Schema = {
     created_at: Made
   }
   rate_buckets: { name: string; tokens: number; filled_at: Date }
+  job_errors: {
+    job_id: string
+    attempt: number
+    queue: string
+    failed_at: Made
+    message: string
+    stack: string | null
+  }
+  job_audits: {
+    id: string
+    code: Generated<string>
+    job_id: string
+    dead_job_id: string
+    queue: string
+    type: string | null
+    transport: Generated<string>
+    attempts: number
+    errors: Json<{ attempt: number; failed_at: string; message: string }[]>
+    stack: string | null
+    created_at: Made
+    resolved_at: Date | null
+    resolved_as: 'retried' | 'removed' | null
+  }
+  paused_queues: { queue: string; paused_at: Made }
+  workers: {
+    id: string
+    name: string
+    host: string
+    pid: number
+    version: string | null
+    started_at: Made
+    seen_at: Made
+    doing: Json<WorkerDoing>
+  }
+  stop_requests: { id: Generated<number>; asked_at: Date }
+  schedules: { name: string; next_at: Date; fired_at: Date | null }
   webhook_events: { provider: string; id: string; payload: Json<unknown>; received_at: Made }
 }
 
