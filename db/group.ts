@@ -13,7 +13,7 @@ export type GroupOptions<C, R> = {
   groupMax?: number
   /** Callers in line at most; one more is refused with OVERLOADED. */
   waitingMax?: number
-  /** A caller that waited longer is refused before its command starts. */
+  /** A caller that waited longer is refused before its command starts, also while a group does not come back. */
   waitMaxMs?: number
 }
 
@@ -22,6 +22,8 @@ export type Group<C, R> = {
   /** Nobody in line, nothing in flight. */
   readonly idle: boolean
 }
+
+const lateEveryMs = 500
 
 type Member<C, R> = {
   command: C
@@ -47,15 +49,23 @@ export function createGroup<C, R>(options: GroupOptions<C, R>): Group<C, R> {
   }
 
   async function drain() {
+    const watch = setInterval(refuseLate, lateEveryMs)
     while (line.length > 0) {
+      refuseLate()
       const group = line.slice(0, groupMax)
       line = line.slice(groupMax)
-      const late = performance.now() - waitMaxMs
-      for (const member of group)
-        if (member.since < late) member.reject(overloaded('waited too long'))
-      await settle(group.filter((member) => member.since >= late))
+      await settle(group)
     }
+    clearInterval(watch)
     busy = false
+  }
+
+  /** The line is in the order of arrival: the late stand in front. */
+  function refuseLate() {
+    const late = performance.now() - waitMaxMs
+    const inTime = line.findIndex((member) => member.since >= late)
+    const refused = line.splice(0, inTime < 0 ? line.length : inTime)
+    for (const member of refused) member.reject(overloaded('waited too long'))
   }
 
   async function settle(members: Member<C, R>[]): Promise<void> {

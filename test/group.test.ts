@@ -99,6 +99,16 @@ test('whoever waited too long is refused before the command starts', async () =>
   open()
 })
 
+test('a group that does not come back keeps nobody waiting longer than that', async () => {
+  const { open, commit } = gate()
+  const group = createGroup({ commit, divides: always, groupMax: 1, waitMaxMs: 20 })
+  const stuck = group.run(1)
+  await turn()
+  await assert.rejects(group.run(2), { code: 'OVERLOADED' })
+  open()
+  assert.equal(await stuck, 10)
+})
+
 test('keys do not wait for each other', async () => {
   const { groups, open, commit } = gate()
   const lanes = createLanes({ commit, divides: always })

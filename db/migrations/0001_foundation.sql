@@ -106,7 +106,7 @@ create table idempotency_records (
   body text not null,
   created_at timestamptz not null default clock_timestamp()
 );
-create index idempotency_records_created on idempotency_records using brin (created_at);
+create index idempotency_records_created on idempotency_records using brin (created_at) with (autosummarize = on);
 
 -- Who is at work on a key. Lost at a crash, which is right: so is the work.
 create unlogged table idempotency_locks (
@@ -169,7 +169,7 @@ create table inbox_processed (
   processed_at timestamptz not null default clock_timestamp(),
   primary key (consumer, message_id)
 );
-create index inbox_processed_at on inbox_processed using brin (processed_at);
+create index inbox_processed_at on inbox_processed using brin (processed_at) with (autosummarize = on);
 
 create table users (
   id text primary key,
