@@ -9,6 +9,12 @@ type BigInt = ColumnType<string, number | string, number | string>
 
 export type ReservationState = 'held' | 'confirmed' | 'cancelled' | 'expired'
 
+/**
+ * How an attempt ended: its handler failed, its worker died with it in hand, it took too long, or no repetition can
+ * mend it.
+ */
+export type FailureKind = 'failed' | 'died' | 'late' | 'hopeless'
+
 /** What a worker says of itself. */
 export type WorkerDoing = {
   queues?: Record<string, { active: number; handled: number }>
@@ -153,8 +159,9 @@ export type Schema = {
   rate_buckets: { name: string; tokens: number; filled_at: Date }
   job_errors: {
     job_id: string
-    attempt: number
     queue: string
+    attempt: number
+    kind: FailureKind
     failed_at: Made
     message: string
     stack: string | null

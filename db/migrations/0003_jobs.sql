@@ -1,15 +1,17 @@
 -- The operator's side of the job table: what went wrong at each attempt, what was given up and why, which queues rest,
 -- which workers are alive, what fires when. pg-boss's own tables lie in the schema pgboss. Frozen once landed.
 
--- One row a failed attempt; gone with its job (db/jobs.ts prunes). message and stack are redacted before they come here.
+-- One row a failed attempt; gone with its job (db/attempts.ts prunes). message and stack are redacted before they come
+-- here. kind: its handler failed, its worker died with it in hand, it took too long, no repetition can mend it.
 create table job_errors (
   job_id uuid not null,
-  attempt integer not null,
   queue text not null,
+  attempt integer not null,
+  kind text not null check (kind in ('failed', 'died', 'late', 'hopeless')),
   failed_at timestamptz not null default clock_timestamp(),
   message text not null,
   stack text,
-  primary key (job_id, attempt)
+  primary key (job_id, queue, attempt)
 );
 create index job_errors_failed_at on job_errors using brin (failed_at);
 
