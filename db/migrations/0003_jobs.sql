@@ -36,6 +36,7 @@ create table job_audits (
 );
 create index job_audits_open on job_audits (queue, created_at) where resolved_at is null;
 create index job_audits_dead on job_audits (dead_job_id);
+create index job_audits_job on job_audits (job_id);
 
 -- A row: the queue is paused. Workers claim nothing from it.
 create table paused_queues (
@@ -69,3 +70,107 @@ create table schedules (
   next_at timestamptz not null,
   fired_at timestamptz
 );
+
+-- The hot statements on pg-boss's table (its schema 46: what it calls fetch, complete, touch, restore). As functions,
+-- since a function carries its planner settings with it: a queue that grew by a sale has the statistics of an empty one,
+-- and a plan made from those reads the whole backlog for each batch. Behaves as pg-boss's own: a claim of a job that was
+-- begun before is its next attempt, and a settlement names the attempt it was claimed in.
+
+-- Up to batch_max jobs that are due, by job_i11 (name, priority, created_on, start_after), skipping what others claim.
+-- With active_max no more than that are active at once: claims of the queue then take turns.
+create function claim_jobs(queue_name text, batch_max integer, active_max integer default null)
+returns table (id uuid, data jsonb, retry_count integer, retry_limit integer, priority integer, created_on timestamptz)
+language plpgsql
+set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set enable_hashjoin = off
+set enable_mergejoin = off set plan_cache_mode = force_generic_plan
+as $$
+begin
+  if active_max is not null then
+    perform pg_advisory_xact_lock(hashtext('claim_jobs'), hashtext(queue_name));
+    batch_max := least(batch_max, active_max - (
+      select count(*)::int from pgboss.job j where j.name = queue_name and j.state = 'active'));
+    if batch_max <= 0 then return; end if;
+  end if;
+  return query
+    with next as materialized (
+      select j.id from pgboss.job j
+      where j.name = queue_name and j.state < 'active' and not j.blocked and j.start_after <= now()
+      order by j.priority desc, j.created_on limit batch_max for update of j skip locked)
+    update pgboss.job j set state = 'active', started_on = now(), heartbeat_on = now(),
+      retry_count = case when j.started_on is null then j.retry_count else j.retry_count + 1 end
+    from next n where j.name = queue_name and j.id = n.id
+    returning j.id, j.data, j.retry_count, j.retry_limit, j.priority, j.created_on;
+end $$;
+
+-- One job whose worker died with it in hand and others: to be run alone. `blocked` keeps it from everybody else, by
+-- job_i14 (name, state, blocked, start_after).
+create function claim_suspect(queue_name text)
+returns table (id uuid, data jsonb, retry_count integer, retry_limit integer, priority integer, created_on timestamptz)
+language plpgsql
+set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+set plan_cache_mode = force_generic_plan
+as $$
+begin
+  return query
+    with next as materialized (
+      select j.id from pgboss.job j
+      where j.name = queue_name and j.state = 'retry' and j.blocked and j.start_after <= now()
+      order by j.start_after limit 1 for update of j skip locked)
+    update pgboss.job j set state = 'active', started_on = now(), heartbeat_on = now(),
+      retry_count = case when j.started_on is null then j.retry_count else j.retry_count + 1 end
+    from next n where j.name = queue_name and j.id = n.id
+    returning j.id, j.data, j.retry_count, j.retry_limit, j.priority, j.created_on;
+end $$;
+
+-- Settle what is still ours: completed and kept, or gone. Jobs are locked in the order given.
+create function complete_jobs(queue_name text, ids uuid[], retry_counts integer[], keep boolean) returns integer
+language plpgsql
+set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set enable_hashjoin = off
+set enable_mergejoin = off set plan_cache_mode = force_generic_plan
+as $$
+declare
+  settled integer;
+begin
+  if keep then
+    update pgboss.job j set state = 'completed', completed_on = now(), output = null
+    from unnest(ids, retry_counts) as d (id, retry_count)
+    where j.name = queue_name and j.id = d.id and j.retry_count = d.retry_count and j.state = 'active';
+  else
+    delete from pgboss.job j using unnest(ids, retry_counts) as d (id, retry_count)
+    where j.name = queue_name and j.id = d.id and j.retry_count = d.retry_count and j.state = 'active';
+  end if;
+  get diagnostics settled = row_count;
+  return settled;
+end $$;
+
+create function touch_jobs(queue_name text, ids uuid[], retry_counts integer[]) returns integer
+language plpgsql
+set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set enable_hashjoin = off
+set enable_mergejoin = off set plan_cache_mode = force_generic_plan
+as $$
+declare
+  settled integer;
+begin
+  update pgboss.job j set heartbeat_on = now() from unnest(ids, retry_counts) as d (id, retry_count)
+  where j.name = queue_name and j.id = d.id and j.retry_count = d.retry_count and j.state = 'active';
+  get diagnostics settled = row_count;
+  return settled;
+end $$;
+
+-- Gives back without an attempt spent: without started_on the next claim does not count as a new one.
+create function release_jobs(queue_name text, ids uuid[], retry_counts integer[], delay_ms float8) returns integer
+language plpgsql
+set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set enable_hashjoin = off
+set enable_mergejoin = off set plan_cache_mode = force_generic_plan
+as $$
+declare
+  settled integer;
+begin
+  update pgboss.job j set started_on = null, heartbeat_on = null,
+    state = (case when j.retry_count = 0 then 'created' else 'retry' end)::pgboss.job_state,
+    start_after = now() + delay_ms * interval '1 ms'
+  from unnest(ids, retry_counts) as d (id, retry_count)
+  where j.name = queue_name and j.id = d.id and j.retry_count = d.retry_count and j.state = 'active';
+  get diagnostics settled = row_count;
+  return settled;
+end $$;
