@@ -3,6 +3,7 @@
 import { openJobs } from '../../db/jobs.ts'
 import { readConfig } from '../config.ts'
 import { recoverLoop } from '../jobs.ts'
+import { everyMinute, scheduledLoop } from '../schedule.ts'
 import { main } from '../worker.ts'
 import { inboxSettings } from './config.ts'
 import { inboxPass, prunePass } from './inbox.ts'
@@ -25,7 +26,7 @@ await main({
       loops: [
         { name: 'inbox', pass, idleMs: config.INBOX_POLL_MS },
         recoverLoop({ jobs, queue: 'inbox', worker }),
-        { name: 'prune', pass: prunePass(db), idleMs: 60_000, upkeep: true },
+        scheduledLoop({ db, name: 'inbox prune', schedule: everyMinute, pass: prunePass(db) }),
       ],
       close: () => jobs.close(),
     }
