@@ -1,15 +1,18 @@
 // The two programs, fleet and jobs: their commands, and how they end. The one place of the command line that reads the
 // environment, touches signals and sets the exit code.
 
-import yargs from 'yargs'
+import { text } from 'node:stream/consumers'
+import yargs, { type Argv } from 'yargs'
 import { MigrationChanged, SchemaTooNew } from '../db/migrate.ts'
 import { ConfigError } from '../workers/config.ts'
 import { bench } from './bench.ts'
 import { check } from './check.ts'
+import { completion, completionFlag, offer, shellInit } from './completion.ts'
+import { addJobsCommands, jobsCommandNames } from './jobs/commands.ts'
 import { migrate } from './migrate.ts'
 import { type Command, type Context, Exit, exitCodes } from './program.ts'
 import { run } from './run.ts'
-import { stats } from './stats.ts'
+import { openTerminal } from './terminal.ts'
 import { up } from './up.ts'
 
 const demo: Command = (context) => ({
@@ -23,13 +26,16 @@ const jobs: Command = (context) => ({
   command: 'jobs [arguments..]',
   describe: 'the program jobs: looks after the job table',
   builder: (yargs) => yargs.help(false).strict(false),
-  handler: () => main('jobs', context.argv.slice(context.argv.indexOf('jobs') + 1)),
+  handler: async () => {
+    const argv = context.argv.slice(context.argv.indexOf('jobs') + 1)
+    await parse('jobs', { ...context, program: 'fleet jobs', argv })
+  },
 })
 
-type Parser = ReturnType<typeof yargs>
+type Program = 'fleet' | 'jobs'
 
-const programs = {
-  fleet: (parser: Parser, context: Context) =>
+const programs: Record<Program, (parser: Argv, context: Context) => Argv> = {
+  fleet: (parser, context) =>
     parser
       .command(up(context))
       .command(run(context))
@@ -37,25 +43,34 @@ const programs = {
       .command(check(context))
       .command(demo(context))
       .command(bench(context))
-      .command(jobs(context)),
-  jobs: (parser: Parser, context: Context) => parser.command(stats(context)),
+      .command(jobs(context))
+      .command(shellInit(context))
+      .command(completion(context)),
+  jobs: addJobsCommands,
 }
 
-const commandNames = {
-  fleet: ['up', 'run', 'migrate', 'check', 'demo', 'bench', 'jobs'],
-  jobs: ['stats'],
-} as const
+const commandNames: Record<Program, readonly string[]> = {
+  fleet: ['up', 'run', 'migrate', 'check', 'demo', 'bench', 'jobs', 'shell-init', 'completion'],
+  jobs: jobsCommandNames,
+}
 
-export async function main(program: keyof typeof programs, argv: readonly string[]): Promise<void> {
+export async function main(program: Program, argv: readonly string[]): Promise<void> {
+  const { stdin, stdout, stderr } = process
+  const isAttended = stdin.isTTY === true && stderr.isTTY === true
+  const terminal = isAttended ? openTerminal(stdin, stderr) : undefined
   const context: Context = {
+    program,
     env: { ...process.env },
     argv,
-    say: (line) => process.stdout.write(`${line}\n`),
-    warn: (line) => process.stderr.write(`${line}\n`),
+    say: (line) => stdout.write(`${line}\n`),
+    warn: (line) => stderr.write(`${line}\n`),
+    input: () => text(stdin),
+    columns: stdout.isTTY === true ? stdout.columns : undefined,
+    terminal,
     onStop(stop) {
       for (const signal of ['SIGINT', 'SIGTERM', 'SIGHUP'] as const) process.on(signal, stop)
       // Whoever read our lines is gone: so is the wish for them.
-      process.stdout.on('error', stop)
+      stdout.on('error', stop)
     },
     become(args, env) {
       const words = [process.execPath, ...args]
@@ -64,16 +79,29 @@ export async function main(program: keyof typeof programs, argv: readonly string
       throw new Error('this platform cannot replace a process')
     },
   }
+  process.exitCode = await execute(program, context)
+  terminal?.close()
+}
+
+/** Runs a command. @returns its exit code */
+export async function execute(program: Program, context: Context): Promise<number> {
   try {
     await parse(program, context)
+    return 0
   } catch (error) {
-    process.exitCode = report(program, context, error)
+    context.terminal?.show('')
+    return report(context, error)
   }
 }
 
-async function parse(program: keyof typeof programs, context: Context): Promise<void> {
-  const parser = yargs([...context.argv])
-    .scriptName(program)
+async function parse(program: Program, context: Context): Promise<void> {
+  const { argv } = context
+  const typed = argv[0] === completionFlag ? argv.slice(1) : undefined
+  if (program === 'fleet' && typed?.[1] === 'jobs' && typed.length > 2) {
+    return await parse('jobs', { ...context, argv: [completionFlag, ...typed.slice(1)] })
+  }
+  const parser = yargs([...argv])
+    .scriptName(context.program)
     .usage(`$0 <command>`)
     .strict()
     .demandCommand(1, 'which command?')
@@ -81,6 +109,7 @@ async function parse(program: keyof typeof programs, context: Context): Promise<
     .help()
     .wrap(100)
     .exitProcess(false)
+    .completion('yargs-completion', false, offerToo(typed ?? []))
     .fail((message, error) => {
       // Some of yargs's own findings come as an error.
       if (error && error.name !== 'YError') throw error
@@ -90,16 +119,28 @@ async function parse(program: keyof typeof programs, context: Context): Promise<
   await programs[program](parser, context).parseAsync()
 }
 
+type Done = (found: string[]) => void
+type ByYargs = (done: (error: Error | null, found?: string[]) => void) => void
+
+/** What is typed after a command, besides what yargs knows of: commands and options. */
+const offerToo =
+  (typed: readonly string[]) =>
+  (_current: string, _argv: object, byYargs: ByYargs, done: Done): void => {
+    const { values, only } = offer(typed)
+    if (only) done([...values])
+    else byYargs((_error, found = []) => done([...values, ...found]))
+  }
+
 /** What would have been right: the command's own page, or the commands there are. */
-function rightUsage(program: keyof typeof programs, { argv }: Context): string {
-  const names: readonly string[] = commandNames[program]
+function rightUsage(name: Program, { argv, program }: Context): string {
+  const names = commandNames[name]
   const given = argv.find((word) => names.includes(word))
   return given
     ? `${program} ${given} --help tells how it is used`
     : `known commands: ${names.join(', ')}; ${program} --help describes them`
 }
 
-function report(program: string, { warn }: Context, error: unknown): number {
+function report({ program, warn }: Context, error: unknown): number {
   if (error instanceof Exit) {
     warn(`${program}: ${error.message}`)
     return error.code
