@@ -2,15 +2,15 @@
 // environment, touches signals and sets the exit code.
 
 import { text } from 'node:stream/consumers'
-import yargs, { type Argv } from 'yargs'
+import yargs from 'yargs'
 import { MigrationChanged, SchemaTooNew } from '../db/migrate.ts'
 import { ConfigError } from '../workers/config.ts'
 import { bench } from './bench.ts'
 import { check } from './check.ts'
 import { completion, completionFlag, offer, shellInit } from './completion.ts'
-import { addJobsCommands, jobsCommandNames } from './jobs/commands.ts'
+import { jobsCommands, jobsEpilogue } from './jobs/commands.ts'
 import { migrate } from './migrate.ts'
-import { type Command, type Context, Exit, exitCodes } from './program.ts'
+import { type Command, type Context, type Entry, Exit, entry, exitCodes } from './program.ts'
 import { run } from './run.ts'
 import { openTerminal } from './terminal.ts'
 import { up } from './up.ts'
@@ -28,30 +28,35 @@ const jobs: Command = (context) => ({
   builder: (yargs) => yargs.help(false).strict(false),
   handler: async () => {
     const argv = context.argv.slice(context.argv.indexOf('jobs') + 1)
-    await parse('jobs', { ...context, program: 'fleet jobs', argv })
+    const code = await execute('jobs', { ...context, program: 'fleet jobs', argv })
+    if (code !== 0) throw new Ended(code)
   },
 })
 
 type Program = 'fleet' | 'jobs'
 
-const programs: Record<Program, (parser: Argv, context: Context) => Argv> = {
-  fleet: (parser, context) =>
-    parser
-      .command(up(context))
-      .command(run(context))
-      .command(migrate(context))
-      .command(check(context))
-      .command(demo(context))
-      .command(bench(context))
-      .command(jobs(context))
-      .command(shellInit(context))
-      .command(completion(context)),
-  jobs: addJobsCommands,
+/** A program inside this one has ended and said why. */
+class Ended extends Error {
+  readonly code: number
+  constructor(code: number) {
+    super(`ended with ${code}`)
+    this.code = code
+  }
 }
 
-const commandNames: Record<Program, readonly string[]> = {
-  fleet: ['up', 'run', 'migrate', 'check', 'demo', 'bench', 'jobs', 'shell-init', 'completion'],
-  jobs: jobsCommandNames,
+const programs: Record<Program, readonly Entry[]> = {
+  fleet: [
+    entry(up),
+    entry(run),
+    entry(migrate),
+    entry(check),
+    entry(demo),
+    entry(bench),
+    entry(jobs),
+    entry(shellInit),
+    entry(completion),
+  ],
+  jobs: jobsCommands,
 }
 
 export async function main(program: Program, argv: readonly string[]): Promise<void> {
@@ -100,6 +105,7 @@ async function parse(program: Program, context: Context): Promise<void> {
   if (program === 'fleet' && typed?.[1] === 'jobs' && typed.length > 2) {
     return await parse('jobs', { ...context, argv: [completionFlag, ...typed.slice(1)] })
   }
+  const commands = programs[program].map((command) => command(context))
   const parser = yargs([...argv])
     .scriptName(context.program)
     .usage(`$0 <command>`)
@@ -113,10 +119,13 @@ async function parse(program: Program, context: Context): Promise<void> {
     .fail((message, error) => {
       // Some of yargs's own findings come as an error.
       if (error && error.name !== 'YError') throw error
-      const fault = message || error?.message
-      throw new Exit('usage', `${fault}\n${rightUsage(program, context)}`)
+      const fault = (message || error?.message) ?? ''
+      const told = /^Not enough non-option/.test(fault) ? 'an argument is missing' : fault
+      throw new Exit('usage', `${told}\n${rightUsage(commands, context)}`)
     })
-  await programs[program](parser, context).parseAsync()
+  for (const command of commands) command.addTo(parser)
+  if (program === 'jobs') parser.epilogue(jobsEpilogue)
+  await parser.parseAsync()
 }
 
 type Done = (found: string[]) => void
@@ -131,16 +140,19 @@ const offerToo =
     else byYargs((_error, found = []) => done([...values, ...found]))
   }
 
-/** What would have been right: the command's own page, or the commands there are. */
-function rightUsage(name: Program, { argv, program }: Context): string {
-  const names = commandNames[name]
-  const given = argv.find((word) => names.includes(word))
-  return given
-    ? `${program} ${given} --help tells how it is used`
-    : `known commands: ${names.join(', ')}; ${program} --help describes them`
+/** What would have been right: the command with its arguments, or the commands there are. */
+function rightUsage(commands: readonly ReturnType<Entry>[], { argv, program }: Context): string {
+  const given = argv.map((word) => commands.find(({ name }) => name === word)).find(Boolean)
+  if (given) {
+    const right = `${program} ${given.usage}`
+    return `${program} ${given.name} --help tells how it is used: ${right}`
+  }
+  const names = commands.map(({ name }) => name).join(', ')
+  return `known commands: ${names}; ${program} --help describes them`
 }
 
 function report({ program, warn }: Context, error: unknown): number {
+  if (error instanceof Ended) return error.code
   if (error instanceof Exit) {
     warn(`${program}: ${error.message}`)
     return error.code

@@ -3,7 +3,7 @@
 // it (EX_CONFIG of sysexits.h).
 
 import { join, resolve } from 'node:path'
-import type { CommandModule } from 'yargs'
+import type { Argv, CommandModule } from 'yargs'
 import type { Environment } from '../workers/config.ts'
 import type { Terminal } from './terminal.ts'
 import { root } from './workers.ts'
@@ -31,6 +31,22 @@ export type Context = {
 }
 
 export type Command<Arguments = object> = (context: Context) => CommandModule<object, Arguments>
+
+/** A command in a list of them, whatever its arguments are. */
+export type Entry = (context: Context) => {
+  name: string
+  /** Its name and arguments, as yargs has them: `list <queue>`. */
+  usage: string
+  addTo(parser: Argv): Argv
+}
+
+export const entry =
+  <A>(command: Command<A>): Entry =>
+  (context) => {
+    const module = command(context)
+    const usage = String(module.command)
+    return { name: usage.split(' ')[0] ?? '', usage, addTo: (parser) => parser.command(module) }
+  }
 
 export const exitCodes = { failed: 1, usage: 2, nothing: 3, config: 78 } as const
 

@@ -42,7 +42,9 @@ export const send: Command<Arguments> = (context) => ({
     const queue = queueNamed(name)
     const delay = wholeNumber('delay', once('delay', given.delay) ?? '', 0, delayMax)
     const priority = wholeNumber('priority', once('priority', given.priority) ?? '', 0, priorityMax)
-    const data = parse(await read(context, payload), payload)
+    // To yargs a lone - is an empty argument.
+    const source = payload === '' && context.argv.includes('-') ? '-' : payload
+    const data = parse(await read(context, source), source)
     try {
       checkPayload(queue, data)
     } catch (error) {
