@@ -195,7 +195,7 @@ describe('a pass over jobs', () => {
     dying: dying.signal,
     database: fresh.database,
   })
-  const shared = () => ({ jobs, db: fresh.db, queue: 'inbox', worker: worker() }) as const
+  const shared = () => ({ jobs, db: fresh.db, queue: 'commands', worker: worker() }) as const
   const number = (data: unknown) => {
     const { n } = data as { n: number }
     if (typeof n !== 'number') throw new Error('n must be a number')
@@ -204,10 +204,10 @@ describe('a pass over jobs', () => {
   const send = (...data: object[]) =>
     jobs.send(
       fresh.db,
-      'inbox',
+      'commands',
       data.map((one) => ({ data: one })),
     )
-  const rows = async (queue = 'inbox') => {
+  const rows = async (queue = 'commands') => {
     const { rows } = await sql<{ n: number; state: string; attempts: number; inMs: number }>`
       select (data->>'n')::int as n, state, retry_count as attempts,
         (extract(epoch from start_after - clock_timestamp()) * 1000)::float8 as "inMs"
@@ -266,7 +266,7 @@ describe('a pass over jobs', () => {
       ],
     )
     assert.deepEqual(
-      (await rows('inbox.dead')).map((row) => row.n),
+      (await rows('commands.dead')).map((row) => row.n),
       [3, null],
     )
     // A postponed job did not fail.
@@ -420,26 +420,26 @@ describe('a pass over jobs', () => {
 
   test('runs the jobs of a dead worker again', async () => {
     await send(...numbers(2))
-    await jobs.fetch('inbox', 2)
-    const { pass } = recoverLoop({ jobs, queue: 'inbox', worker: worker() })
+    await jobs.fetch('commands', 2)
+    const { pass } = recoverLoop({ jobs, queue: 'commands', worker: worker() })
     assert.equal(await pass(stopping.signal, all), 0)
     await sql`update pgboss.job set heartbeat_on = heartbeat_on - interval '11 s'`.execute(fresh.db)
     assert.equal(await pass(stopping.signal, all), 2)
     assert.deepEqual(
-      (await jobs.fetch('inbox', 9)).map((job) => job.attempt),
+      (await jobs.fetch('commands', 9)).map((job) => job.attempt),
       [2, 2],
     )
   })
 
   test('takes nobody for dead who had no database to show a sign of life to', async () => {
     await send(...numbers(1))
-    await jobs.fetch('inbox', 1)
+    await jobs.fetch('commands', 1)
     const cable = await openCable(fresh.url)
     const far = openDatabase({ url: cable.url, name: 'far' })
     const farJobs = openJobs(far)
     const { pass } = recoverLoop({
       jobs: farJobs,
-      queue: 'inbox',
+      queue: 'commands',
       worker: { ...worker(), database: far },
     })
     try {

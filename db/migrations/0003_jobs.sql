@@ -77,7 +77,7 @@ create table schedules (
 -- begun before is its next attempt, and a settlement names the attempt it was claimed in.
 
 -- Up to batch_max jobs that are due, by job_i11 (name, priority, created_on, start_after), skipping what others claim.
--- With active_max no more than that are active at once: claims of the queue then take turns.
+-- None of a paused queue. With active_max no more than that are active at once: claims of the queue then take turns.
 create function claim_jobs(queue_name text, batch_max integer, active_max integer default null)
 returns table (id uuid, data jsonb, retry_count integer, retry_limit integer, priority integer, created_on timestamptz)
 language plpgsql
@@ -85,6 +85,7 @@ set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set e
 set enable_mergejoin = off set plan_cache_mode = force_generic_plan
 as $$
 begin
+  if exists (select from paused_queues p where p.queue = queue_name) then return; end if;
   if active_max is not null then
     perform pg_advisory_xact_lock(hashtext('claim_jobs'), hashtext(queue_name));
     batch_max := least(batch_max, active_max - (
@@ -111,6 +112,7 @@ set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off s
 set plan_cache_mode = force_generic_plan
 as $$
 begin
+  if exists (select from paused_queues p where p.queue = queue_name) then return; end if;
   return query
     with next as materialized (
       select j.id from pgboss.job j
@@ -120,6 +122,15 @@ begin
       retry_count = case when j.started_on is null then j.retry_count else j.retry_count + 1 end
     from next n where j.name = queue_name and j.id = n.id
     returning j.id, j.data, j.retry_count, j.retry_limit, j.priority, j.created_on;
+end $$;
+
+create function has_suspects(queue_name text) returns boolean
+language plpgsql stable
+set enable_seqscan = off set enable_bitmapscan = off set plan_cache_mode = force_generic_plan
+as $$
+begin
+  return exists (select from pgboss.job j
+    where j.name = queue_name and j.state = 'retry' and j.blocked and j.start_after <= now());
 end $$;
 
 -- Settle what is still ours: completed and kept, or gone. Jobs are locked in the order given.
@@ -134,10 +145,10 @@ begin
   if keep then
     update pgboss.job j set state = 'completed', completed_on = now(), output = null
     from unnest(ids, retry_counts) as d (id, retry_count)
-    where j.name = queue_name and j.id = d.id and j.retry_count = d.retry_count and j.state = 'active';
+    where j.name = queue_name and j.id = d.id and j.retry_count = d.retry_count and j.state::text = 'active';
   else
     delete from pgboss.job j using unnest(ids, retry_counts) as d (id, retry_count)
-    where j.name = queue_name and j.id = d.id and j.retry_count = d.retry_count and j.state = 'active';
+    where j.name = queue_name and j.id = d.id and j.retry_count = d.retry_count and j.state::text = 'active';
   end if;
   get diagnostics settled = row_count;
   return settled;
@@ -152,7 +163,7 @@ declare
   settled integer;
 begin
   update pgboss.job j set heartbeat_on = now() from unnest(ids, retry_counts) as d (id, retry_count)
-  where j.name = queue_name and j.id = d.id and j.retry_count = d.retry_count and j.state = 'active';
+  where j.name = queue_name and j.id = d.id and j.retry_count = d.retry_count and j.state::text = 'active';
   get diagnostics settled = row_count;
   return settled;
 end $$;
@@ -170,7 +181,7 @@ begin
     state = (case when j.retry_count = 0 then 'created' else 'retry' end)::pgboss.job_state,
     start_after = now() + delay_ms * interval '1 ms'
   from unnest(ids, retry_counts) as d (id, retry_count)
-  where j.name = queue_name and j.id = d.id and j.retry_count = d.retry_count and j.state = 'active';
+  where j.name = queue_name and j.id = d.id and j.retry_count = d.retry_count and j.state::text = 'active';
   get diagnostics settled = row_count;
   return settled;
 end $$;

@@ -16,15 +16,14 @@ await main({
   metricsPort: 9402,
   poolMax: 4,
   setup(worker) {
-    const { config, database, log } = worker
+    const { config, database } = worker
     const { db } = database
-    const onError = (error: Error) => log.warn({ err: error }, 'upkeep of the job table failed')
-    const jobs = openJobs({ ...database, upkeep: true, onError })
+    const jobs = openJobs(database)
     const batchMax = config.INBOX_BATCH
     const pass = inboxPass({ db, jobs, worker, batchMax, ...createInboxMetrics() })
     return {
       loops: [
-        { name: 'inbox', pass, idleMs: config.INBOX_POLL_MS },
+        { name: 'inbox', pass, idleMs: config.INBOX_POLL_MS, wokenBy: 'inbox' },
         recoverLoop({ jobs, queue: 'inbox', worker }),
         scheduledLoop({ db, name: 'inbox prune', schedule: everyMinute, pass: prunePass(db) }),
       ],
