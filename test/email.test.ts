@@ -277,8 +277,8 @@ describe('the email worker', () => {
     await Promise.all(passes.map((pass) => pass(signal, all)))
     assert.equal(sent.length, 5)
     await hold(60)
-    const outcome = await passes[0]?.(signal, all)
-    assert.deepEqual(outcome, { waitMs: 200 })
+    const { waitMs } = (await passes[0]!(signal, all)) as { waitMs: number }
+    assert.ok(waitMs > 0 && waitMs <= 200, `waits ${waitMs} ms`)
     // Nobody spent an attempt, and nothing that was put back waits.
     const { rows } = await sql<{ attempts: number }>`
       select max(retry_count) as attempts from pgboss.job

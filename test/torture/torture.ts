@@ -20,7 +20,7 @@ import { createDice } from './dice.ts'
 import { createFaults, type Faults } from './faults.ts'
 import { type Machine, startMachine } from './machines.ts'
 import { type Postgres, startPostgres } from './postgres.ts'
-import { type Check, describeChecks, mailDirOf, prove } from './proof.ts'
+import { type Check, describeChecks, keepInbox, mailDirOf, prove } from './proof.ts'
 
 export type TortureOptions = {
   seconds: number
@@ -50,6 +50,7 @@ export async function torture(options: TortureOptions): Promise<Outcome> {
     const postgres = await startPostgres(dataDir)
     ends.push(() => postgres.stop())
     await migrate({ url: postgres.url })
+    await keepInbox(postgres.url)
     const secret = randomBytes(16).toString('hex')
     const machines: Machine[] = []
     for (const name of ['machine-1', 'machine-2']) {
