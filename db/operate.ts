@@ -5,6 +5,7 @@
 import { type SqlBool, sql } from 'kysely'
 import { deadLetterOf, type QueueName, queues } from '../domain/queues.ts'
 import { type Audit, readAudits } from './attempts.ts'
+import { pgbossSchemaVersion } from './jobTable.ts'
 import type { Db } from './schema.ts'
 
 export const jobStates = ['ready', 'delayed', 'active', 'failed', 'finished'] as const
@@ -134,6 +135,33 @@ export function idRange(text: string): { first: string; last: string } | undefin
 const toUuid = (digits: string): string =>
   digits.replace(/^(.{8})(.{4})(.{4})(.{4})(.{12})$/, '$1-$2-$3-$4-$5')
 
+/** The major version of the server. */
+export async function serverVersion(db: Db): Promise<number> {
+  const { rows } = await sql<{ major: number }>`
+    select current_setting('server_version_num')::int / 10000 as major`.execute(db)
+  return rows[0]?.major ?? 0
+}
+
+/** How the job table stands to this code; changes nothing. */
+export async function readJobTable(
+  db: Db,
+): Promise<{ version: number | null; wants: number; missing: string[] }> {
+  const wants = pgbossSchemaVersion
+  const { rows } = await sql<{ found: boolean }>`
+    select to_regclass('pgboss.version') is not null as found`.execute(db)
+  if (!rows[0]?.found) return { version: null, wants, missing: allNames }
+  const versions = await sql<{ version: number }>`select version from pgboss.version`.execute(db)
+  const made = await sql<{ name: string; dead_letter: string | null }>`
+    select name, dead_letter from pgboss.queue`.execute(db)
+  const deadOf = new Map(made.rows.map((row) => [row.name, row.dead_letter]))
+  const missing = queues.flatMap(({ name }) => {
+    const dead = deadLetterOf(name)
+    const isWired = deadOf.get(name) === dead
+    return [...(isWired ? [] : [name]), ...(deadOf.has(dead) ? [] : [dead])]
+  })
+  return { version: versions.rows[0]?.version ?? null, wants, missing }
+}
+
 const matchesMax = 10
 
 /** The jobs that an id or the beginning of one means, the latest first, 10 at most. By the primary key (name, id). */
@@ -176,8 +204,8 @@ export async function readAuditsOf(db: Db, text: string): Promise<Audit[]> {
 export type Cancelled = 'cancelled' | 'lost'
 
 /**
- * Takes a job out of its queue for good, in whatever state it waits or runs. The worker of one that runs learns of it at
- * its next sign of life, and settles nothing any more. @returns `lost`: it has finished meanwhile
+ * Takes a job out of its queue for good, in whatever state it waits or runs. The worker of one that runs is not
+ * interrupted, and settles nothing any more. @returns `lost`: it has finished meanwhile
  */
 export async function cancelJob(
   db: Db,

@@ -9,6 +9,7 @@ import { resolveAudits } from './attempts.ts'
 import { idRange } from './operate.ts'
 import type { Db, Tx } from './schema.ts'
 import { transaction } from './transaction.ts'
+import { notifyQueues } from './wake.ts'
 
 /** Which of them: those, or the oldest that died before `before`. Either at most `batchMax` at once. */
 export type Chosen =
@@ -76,14 +77,21 @@ export async function findFailed(
   names: readonly QueueName[] = allQueues,
 ): Promise<FoundFailed> {
   const ranges = given.map((text) => ({ text, ...idRange(text) }))
+  // Whole ids are hashed: there may be thousands. Only beginnings are compared one by one.
   const { rows } = await sql<Moved & { given: string }>`
-    select g.text as given, d.id as dead_id, coalesce(d.source_id, d.id) as id,
-      coalesce(d.source_name, left(d.name, -length('.dead'))) as queue
-    from unnest(${ranges.map(({ text }) => text)}::text[],
-      ${ranges.map(({ first }) => first ?? null)}::uuid[],
-      ${ranges.map(({ last }) => last ?? null)}::uuid[]) as g (text, first, last)
-    join pgboss.job d on d.id between g.first and g.last or d.source_id between g.first and g.last
-    where d.name = any(${deadNames(names)}) and d.state < 'active'`.execute(db)
+    with asked as materialized (
+      select * from unnest(${ranges.map(({ text }) => text)}::text[],
+        ${ranges.map(({ first }) => first ?? null)}::uuid[],
+        ${ranges.map(({ last }) => last ?? null)}::uuid[]) as a (given, first, last)),
+    dead as materialized (
+      select d.id as dead_id, coalesce(d.source_id, d.id) as id,
+        coalesce(d.source_name, left(d.name, -length('.dead'))) as queue
+      from pgboss.job d where d.name = any(${deadNames(names)}) and d.state < 'active')
+    select a.given, d.* from asked a join dead d on d.id = a.first where a.first = a.last
+    union select a.given, d.* from asked a join dead d on d.dead_id = a.first where a.first = a.last
+    union select a.given, d.* from asked a join dead d
+      on d.id between a.first and a.last or d.dead_id between a.first and a.last
+      where a.first < a.last`.execute(db)
   const byGiven = Map.groupBy(rows, (row) => row.given)
   const outcome: FoundFailed = { found: [], unknown: [], ambiguous: [] }
   const taken = new Set<string>()
@@ -103,7 +111,7 @@ export async function findFailed(
 
 /** Gives failed jobs back to their queues, due now. @returns those that were still there; `id` is the one they run under */
 export async function retryFailed(db: Db, chosen: Chosen): Promise<Moved[]> {
-  return await transaction(
+  const moved = await transaction(
     db,
     async (tx) => {
       const dead = await lockDead(tx, chosen)
@@ -123,6 +131,9 @@ export async function retryFailed(db: Db, chosen: Chosen): Promise<Moved[]> {
     },
     readCommitted,
   )
+  // Lost, it costs the wait of one poll: what is committed is not undone for it.
+  await notifyQueues(db, [...new Set(moved.map(({ queue }) => queue))]).catch(() => {})
+  return moved
 }
 
 /** Deletes failed jobs for good; their audit rows stay. @returns those that were still there */

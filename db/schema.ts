@@ -15,9 +15,12 @@ export type ReservationState = 'held' | 'confirmed' | 'cancelled' | 'expired'
  */
 export type FailureKind = 'failed' | 'died' | 'late' | 'hopeless'
 
+/** Of one queue: in hand now, settled since the start, settled a second over the last minute. */
+export type QueueDoing = { active: number; handled: number; perSecond?: number }
+
 /** What a worker says of itself. */
 export type WorkerDoing = {
-  queues?: Record<string, { active: number; handled: number }>
+  queues?: Record<string, QueueDoing>
   rssBytes?: number
 }
 

@@ -348,7 +348,7 @@ describe('jobs', () => {
     )
     const { code, out } = await run(['cancel', id])
     assert.equal(code, 0)
-    assert.match(out, /It runs since .*does not run again/)
+    assert.match(out, /A worker has it since .*not interrupted.*does not run again/s)
   })
 
   test('pause and resume say what was, and do it once', async () => {
@@ -381,7 +381,7 @@ describe('jobs', () => {
     await register('email')
     const { code, out } = await run('workers')
     assert.equal(code, 0)
-    assert.match(out, /^email +h1 +42 +1m\b.* 80 MB +email: 3 active, 120 handled$/m)
+    assert.match(out, /^email +h1 +42 +1m\b.* yes +80 MB +email: 3 active, 120 handled$/m)
     assert.equal(JSON.parse((await run('workers --json')).out).length, 1)
   })
 

@@ -193,9 +193,11 @@ describe('the job table', () => {
 
     const stats = await readQueueStats(test1.db)
     const { oldest_seconds, ...email } = stats.find(({ queue }) => queue === 'email')!
-    assert.deepEqual(email, { queue: 'email', ready: 3, delayed: 1, active: 1, failed: 1 })
+    const counts = { ready: 3, delayed: 1, active: 1, failed: 1 }
+    assert.deepEqual(email, { queue: 'email', ...counts, paused: false })
     assert.ok(oldest_seconds && oldest_seconds >= 90 && oldest_seconds < 150, `${oldest_seconds}`)
-    const idle = { ready: 0, delayed: 0, active: 0, failed: 0, oldest_seconds: null }
+    const none = { ready: 0, delayed: 0, active: 0, failed: 0 }
+    const idle = { ...none, oldest_seconds: null, paused: false }
     assert.deepEqual(stats[0], { queue: 'commands', ...idle })
 
     // What ended more than a minute ago is no rate of now.

@@ -1,4 +1,5 @@
-// jobs cancel: takes a job that waits out of its queue for good, and tells the worker of one that runs to drop it.
+// jobs cancel: takes a job out of its queue for good. A worker that has it in hand is not interrupted; the job does not
+// run again, whatever becomes of it there.
 
 import { cancelJob, idRange } from '../../db/operate.ts'
 import { withDatabase } from '../database.ts'
@@ -11,7 +12,7 @@ type Arguments = { id: string; queue?: string; json: boolean }
 
 export const cancel: Command<Arguments> = (context) => ({
   command: 'cancel <id>',
-  describe: 'take a job out of its queue for good; one that runs is told to stop',
+  describe: 'take a job out of its queue for good; one that runs does not run again',
   builder: (yargs) =>
     yargs
       .positional('id', { type: 'string', demandOption: true, describe: 'the job' })
@@ -41,8 +42,8 @@ export const cancel: Command<Arguments> = (context) => ({
       context.say(`cancelled ${job.id} in ${job.queue}`)
       if (running) {
         context.say(
-          `It runs since ${moment(job.started_at)}: its worker is told at its next sign of life, within 4 s. ` +
-            'What it did until then stays done; it does not run again.',
+          `A worker has it since ${moment(job.started_at)}, and is not interrupted: what it does stays done. ` +
+            'It fails no more, and does not run again.',
         )
       }
     })

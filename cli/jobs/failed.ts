@@ -2,7 +2,7 @@
 // and the exit code at the end.
 
 import { idRange } from '../../db/operate.ts'
-import { readPaused } from '../../db/operatorState.ts'
+import { readPaused } from '../../db/pauses.ts'
 import { type Chosen, countFailed, findFailed, type Moved } from '../../db/redrive.ts'
 import type { Db } from '../../db/schema.ts'
 import { type QueueName, queues } from '../../domain/queues.ts'

@@ -1,6 +1,6 @@
 // jobs pause and jobs resume: workers claim nothing from a paused queue, and go on with what they have.
 
-import { pauseQueue, resumeQueue } from '../../db/operatorState.ts'
+import { pauseQueue, resumeQueue } from '../../db/pauses.ts'
 import type { Db } from '../../db/schema.ts'
 import type { QueueName } from '../../domain/queues.ts'
 import { withDatabase } from '../database.ts'

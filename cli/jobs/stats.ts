@@ -30,12 +30,13 @@ export const stats: Command<{ queue: string[]; json: boolean }> = (context) => (
         .map((row) => ({ ...row, rate_per_second: rates.get(row.queue) ?? 0 }))
     })
     if (json) return context.say(JSON.stringify(rows, null, 2))
-    const head = ['queue', 'ready', 'delayed', 'active', 'failed', 'oldest', 'rate/s']
+    const head = ['queue', 'ready', 'delayed', 'active', 'failed', 'oldest', 'rate/s', '']
     const cells = rows.map((row) => [
       row.queue,
       ...[row.ready, row.delayed, row.active, row.failed].map(String),
       row.oldest_seconds === null ? '-' : age(row.oldest_seconds),
       row.rate_per_second.toFixed(1),
+      row.paused ? 'paused' : '',
     ])
     for (const line of table(head, cells)) context.say(line)
   },

@@ -2,7 +2,7 @@
 // them again, on new code: this is how a release is rolled out.
 
 import { setTimeout as sleep } from 'node:timers/promises'
-import { readWorkers, requestStop } from '../../db/operatorState.ts'
+import { readWorkers, requestStop } from '../../db/registry.ts'
 import type { Db } from '../../db/schema.ts'
 import { withDatabase } from '../database.ts'
 import { type Command, type Context, Exit } from '../program.ts'
@@ -51,7 +51,7 @@ export const stopWorkers: Command<Arguments> = (context) => ({
 })
 
 const stillThere = async (db: Db, askedAt: Date) =>
-  (await readWorkers(db)).filter(({ startedAt }) => startedAt < askedAt)
+  (await readWorkers(db)).filter(({ alive, startedAt }) => alive && startedAt < askedAt)
 
 async function untilGone(
   { terminal }: Context,
