@@ -76,37 +76,45 @@ export async function findFailed(
   given: readonly string[],
   names: readonly QueueName[] = allQueues,
 ): Promise<FoundFailed> {
-  const ranges = given.map((text) => ({ text, ...idRange(text) }))
-  // Whole ids are hashed: there may be thousands. Only beginnings are compared one by one.
-  const { rows } = await sql<Moved & { given: string }>`
-    with asked as materialized (
-      select * from unnest(${ranges.map(({ text }) => text)}::text[],
-        ${ranges.map(({ first }) => first ?? null)}::uuid[],
-        ${ranges.map(({ last }) => last ?? null)}::uuid[]) as a (given, first, last)),
-    dead as materialized (
-      select d.id as dead_id, coalesce(d.source_id, d.id) as id,
-        coalesce(d.source_name, left(d.name, -length('.dead'))) as queue
-      from pgboss.job d where d.name = any(${deadNames(names)}) and d.state < 'active')
-    select a.given, d.* from asked a join dead d on d.id = a.first where a.first = a.last
-    union select a.given, d.* from asked a join dead d on d.dead_id = a.first where a.first = a.last
-    union select a.given, d.* from asked a join dead d
-      on d.id between a.first and a.last or d.dead_id between a.first and a.last
-      where a.first < a.last`.execute(db)
-  const byGiven = Map.groupBy(rows, (row) => row.given)
-  const outcome: FoundFailed = { found: [], unknown: [], ambiguous: [] }
-  const taken = new Set<string>()
-  for (const text of new Set(given)) {
-    const matches = byGiven.get(text) ?? []
-    const [match] = matches
-    if (match === undefined) outcome.unknown.push(text)
-    else if (matches.length > 1) {
-      outcome.ambiguous.push({ given: text, ids: matches.map(({ id }) => id) })
-    } else if (!taken.has(match.dead_id)) {
-      taken.add(match.dead_id)
-      outcome.found.push({ id: match.id, queue: match.queue, dead_id: match.dead_id })
-    }
+  const ranges = new Map(given.map((text) => [text, idRange(text)]))
+  const all = [...ranges.values()].filter((range) => range !== undefined)
+  const whole = all.filter(({ first, last }) => first === last).map(({ first }) => first)
+  const begun = all.filter(({ first, last }) => first !== last)
+  // Of whole ids there may be thousands: Postgres hashes such a list. Beginnings are compared one by one.
+  const { rows } = await sql<Moved>`
+    select d.id as dead_id, coalesce(d.source_id, d.id) as id,
+      coalesce(d.source_name, left(d.name, -length('.dead'))) as queue
+    from pgboss.job d
+    where d.name = any(${deadNames(names)}) and d.state < 'active' and (
+      d.id = any(${whole}::uuid[]) or d.source_id = any(${whole}::uuid[]) or exists (
+        select from unnest(${begun.map(({ first }) => first)}::uuid[],
+          ${begun.map(({ last }) => last)}::uuid[]) as b (first, last)
+        where d.id between b.first and b.last or d.source_id between b.first and b.last))`.execute(
+    db,
+  )
+  const byId = new Map<string, Set<Moved>>()
+  for (const row of rows) {
+    for (const id of [row.id, row.dead_id]) byId.set(id, (byId.get(id) ?? new Set()).add(row))
   }
+  const outcome: FoundFailed = { found: [], unknown: [], ambiguous: [] }
+  const found = new Set<Moved>()
+  for (const [text, range] of ranges) {
+    const matches = range ? matching(byId, range) : []
+    if (matches.length > 1) {
+      outcome.ambiguous.push({ given: text, ids: matches.map(({ id }) => id) })
+    } else if (matches[0]) found.add(matches[0])
+    else outcome.unknown.push(text)
+  }
+  outcome.found = [...found]
   return outcome
+}
+
+type Range = NonNullable<ReturnType<typeof idRange>>
+
+function matching(byId: ReadonlyMap<string, Set<Moved>>, { first, last }: Range): Moved[] {
+  if (first === last) return [...(byId.get(first) ?? [])]
+  const within = [...byId].filter(([id]) => id >= first && id <= last)
+  return [...new Set(within.flatMap(([, rows]) => [...rows]))]
 }
 
 /** Gives failed jobs back to their queues, due now. @returns those that were still there; `id` is the one they run under */

@@ -38,7 +38,11 @@ describe('jobs', () => {
   })
 
   /** `answers`: somebody sits there, who types them and then ends the input. */
-  async function run(words: string | string[], seat: Seat = {}) {
+  async function run(
+    words: string | string[],
+    seat: Seat = {},
+    program: 'jobs' | 'fleet' = 'jobs',
+  ) {
     const out: string[] = []
     const err: string[] = []
     const shown: string[] = []
@@ -52,7 +56,7 @@ describe('jobs', () => {
       close: () => {},
     }
     const context: Context = {
-      program: 'jobs',
+      program,
       env: { DATABASE_URL: test1.url, ...seat.env },
       argv: typeof words === 'string' ? words.split(' ') : words,
       say: (line) => out.push(line),
@@ -63,7 +67,7 @@ describe('jobs', () => {
       onStop: () => {},
       become: () => assert.fail('becomes nothing'),
     }
-    const code = await execute('jobs', context)
+    const code = await execute(program, context)
     return { code, out: out.join('\n'), err: err.join('\n'), shown }
   }
 
@@ -447,6 +451,38 @@ describe('jobs', () => {
     assert.equal(code, 1)
     assert.equal(out, '')
     assert.doesNotMatch(err, /hidden/)
+  })
+
+  test('fleet check: all is well, and then names the queue and the Redis that are not there', async () => {
+    const good = await run('check --json', {}, 'fleet')
+    assert.equal(good.code, 0, good.out)
+    const { findings } = JSON.parse(good.out)
+    assert.deepEqual(
+      findings.map(({ about }: { about: string }) => about),
+      ['settings', 'postgres', 'schema', 'job table'],
+    )
+    const other = await testDatabase()
+    await sql`update pgboss.queue set dead_letter = null where name = 'email'`.execute(other.db)
+    await sql`delete from pgboss.queue where name in ('email.dead', 'commands')`.execute(other.db)
+    await sql`delete from schema_migrations where name = '0003_jobs'`.execute(other.db)
+    const env = { DATABASE_URL: other.url, REDIS_URL: 'redis://me:hidden@127.0.0.1:1' }
+    const { code, out, err } = await run('check', { env }, 'fleet')
+    assert.equal(code, 1)
+    assert.match(out, /^FAIL {2}schema +lacks 0003_jobs: run `fleet migrate`$/m)
+    assert.match(out, /^FAIL {2}job table lacks the queues commands, email, email\.dead: run/m)
+    assert.match(out, /^FAIL {2}redis +127\.0\.0\.1:1 .*ECONNREFUSED/m)
+    assert.equal(err, 'fleet: 3 of 5 checks failed: schema, job table, redis')
+    assert.doesNotMatch(out, /hidden/)
+  })
+
+  test('fleet check: a database without the schema, and a broker of no known kind', async () => {
+    const { url } = await testDatabase({ empty: true })
+    const env = { DATABASE_URL: url, BROKER_URL: 'http://127.0.0.1' }
+    const { code, out } = await run('check', { env }, 'fleet')
+    assert.equal(code, 1)
+    assert.match(out, /^FAIL {2}schema +lacks 0001_foundation, .*: run `fleet migrate`$/m)
+    assert.match(out, /^FAIL {2}job table is not there: run `fleet migrate`$/m)
+    assert.match(out, /^FAIL {2}broker +BROKER_URL must begin with amqp:/m)
   })
 
   test('as a process: the document alone on stdout, and the exit code', async () => {
