@@ -58,7 +58,7 @@ function tell({ say, columns }: Context, rows: readonly JobRow[]): void {
   const head = ['Id', 'State', 'Type', 'Attempts', 'Created', 'When', 'Error']
   const cells = rows.map((row) => [
     row.id,
-    row.raw_state === 'cancelled' || row.state !== 'finished' ? stateOf(row) : row.raw_state,
+    row.state === 'finished' ? row.raw_state : row.state,
     row.template ?? row.type ?? '-',
     `${row.attempts} of ${row.attempts_max}`,
     moment(row.created_at),
@@ -67,6 +67,3 @@ function tell({ say, columns }: Context, rows: readonly JobRow[]): void {
   ])
   for (const line of table(head, cells, { width: columns, cut: ['Error', 'Type'] })) say(line)
 }
-
-const stateOf = ({ state, raw_state }: JobRow): string =>
-  raw_state === 'cancelled' ? raw_state : state

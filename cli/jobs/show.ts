@@ -40,7 +40,7 @@ export const show: Command<Arguments> = (context) => ({
         return context.say(JSON.stringify({ job: shown ?? null, attempts, audits }, null, 2))
       }
       if (job) tellJob(context.say, job)
-      else context.say(`The job is gone: it is completed, cancelled or removed.`)
+      else context.say('The job is gone: it is completed, cancelled or removed.')
       tellAttempts(context.say, attempts)
       for (const audit of audits) tellAudit(context.say, audit)
       if (job?.state === 'failed') {
