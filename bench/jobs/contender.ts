@@ -28,12 +28,20 @@ export type Work = {
   delayMs: number
 }
 
+export type Progress = {
+  /** Jobs handled so far. */
+  handled: number
+  /** When that was so, ns. */
+  at: string
+  /** Processor time of the process. */
+  cpuMs: number
+}
+
 export type Report = {
   /** How often each job ran, a byte a job, base64. */
   runs: string
   /** From before it was sent until it began, ms. */
   latencies: number[]
-  cpuMs: number
   peakBytes: number
 }
 
@@ -66,7 +74,7 @@ export function serve(contender: Contender): void {
       }
     },
     work: (work: Work) => contender.work!(tally.begin(work)),
-    progress: async () => ({ handled: tally.handled, firstAt: String(tally.firstAt) }),
+    progress: async () => tally.progress(),
     report: async () => tally.report(),
   }
 
@@ -113,22 +121,17 @@ async function insertAll(
 
 function createTally() {
   let runs = new Uint8Array(0)
-  let cpu = process.cpuUsage()
+  let handled = 0
   let peakBytes = 0
   const latencies: number[] = []
   const count = ({ n, sentAt }: Payload) => {
-    const now = process.hrtime.bigint()
-    tally.firstAt ??= now
-    tally.handled++
+    handled++
     runs[n] = (runs[n] ?? 0) + 1
-    if (sentAt) latencies.push(Number(now - BigInt(sentAt)) / 1e6)
+    if (sentAt) latencies.push(Number(process.hrtime.bigint() - BigInt(sentAt)) / 1e6)
   }
-  const tally = {
-    handled: 0,
-    firstAt: undefined as bigint | undefined,
+  return {
     begin({ total, delayMs }: Work): Handle {
       runs = new Uint8Array(total)
-      cpu = process.cpuUsage()
       setInterval(() => {
         peakBytes = Math.max(peakBytes, process.memoryUsage.rss())
       }, 50).unref()
@@ -138,11 +141,14 @@ function createTally() {
         count(job)
       }
     },
-    report(): Report {
-      const { user, system } = process.cpuUsage(cpu)
-      const counted = Buffer.from(runs.buffer).toString('base64')
-      return { runs: counted, latencies, cpuMs: (user + system) / 1000, peakBytes }
+    progress(): Progress {
+      const { user, system } = process.cpuUsage()
+      return { handled, at: String(process.hrtime.bigint()), cpuMs: (user + system) / 1000 }
     },
+    report: (): Report => ({
+      runs: Buffer.from(runs.buffer).toString('base64'),
+      latencies,
+      peakBytes,
+    }),
   }
-  return tally
 }

@@ -8,7 +8,7 @@ import { migrate } from '../../db/migrate.ts'
 import { openDatabase } from '../../db/open.ts'
 import type { QueueName } from '../../domain/queues.ts'
 import { commonSettings, readConfig } from '../../workers/config.ts'
-import { batchPass, jobPass } from '../../workers/jobs.ts'
+import { batchPass, jobPass, recoverLoop } from '../../workers/jobs.ts'
 import { main, type Worker } from '../../workers/worker.ts'
 import { type Handle, type Payload, serve } from './contender.ts'
 
@@ -69,7 +69,10 @@ async function work(): Promise<void> {
       const handle = await asked.promise
       const jobs = openJobs(worker.database)
       return {
-        loops: [{ name: queue, pass: passOf(worker, jobs, handle), idleMs: 250 }],
+        loops: [
+          { name: queue, pass: passOf(worker, jobs, handle), idleMs: 1000, wokenBy: queue },
+          recoverLoop({ jobs, queue, worker }),
+        ],
         close: () => jobs.close(),
       }
     },

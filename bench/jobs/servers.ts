@@ -70,6 +70,9 @@ export function cpuMsOf(pid: number): number {
   return (ticks * 1000) / ticksPerSecond
 }
 
+/** 0 where the system does not tell. */
+export const parentOf = (pid: number): number => Number(statOf(String(pid))?.[1] ?? 0)
+
 /** What follows the name in /proc/<pid>/stat: state, parent, … */
 function statOf(pid: string): string[] | undefined {
   try {
