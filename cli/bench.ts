@@ -12,17 +12,17 @@ export const bench: Command<{ name?: string }> = (context) => ({
   describe: 'run one of bench/*.ts; what follows its name is passed on',
   builder: (yargs) =>
     yargs
-      .positional('name', { type: 'string', describe: names().join(', ') })
+      .positional('name', { type: 'string', describe: benchNames().join(', ') })
       .parserConfiguration({ 'unknown-options-as-args': true }),
   handler: (args) => {
-    const all = names().map((name) => ({ name }))
+    const all = benchNames().map((name) => ({ name }))
     const { name } = known('bench', args.name, all)
     const rest = context.argv.slice(context.argv.indexOf(name) + 1)
     context.become([join(folder, `${name}.ts`), ...rest], context.env)
   },
 })
 
-const names = (): string[] =>
+export const benchNames = (): string[] =>
   readdirSync(folder)
     .filter((file) => file.endsWith('.ts'))
     .map((file) => file.slice(0, -'.ts'.length))

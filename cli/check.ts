@@ -1,36 +1,50 @@
-// fleet check: the settings of all workers, and whether what they name can be reached. One line a thing; exit 1 when
-// something is wrong.
+// fleet check: the settings of all workers, and whether what they name can be reached and is as this code needs it. One
+// line a thing, or one JSON document; exit 1 when something is wrong.
 
 import { once } from 'node:events'
 import { connect } from 'node:net'
 import { findEmbedded } from '../db/embedded.ts'
 import { schemaStatus } from '../db/migrate.ts'
 import { openDatabase } from '../db/open.ts'
-import { ConfigError } from '../workers/config.ts'
+import { readJobTable, serverVersion } from '../db/operate.ts'
+import type { Db } from '../db/schema.ts'
+import { redact } from '../domain/redact.ts'
+import { parseRedisUrl } from '../redis/address.ts'
+import { answered, openRedis } from '../redis/open.ts'
+import { ConfigError, type Environment, readConfig } from '../workers/config.ts'
+import { httpSettings } from '../workers/http/config.ts'
 import { givenDatabase, withoutPassword } from './database.ts'
+import { jsonOption } from './jobs/options.ts'
 import { type Command, type Context, dataDirOf, Exit } from './program.ts'
 import { allFaults, workers } from './workers.ts'
 
 const connectMs = 3000
+/** The oldest Postgres that the fleet is run on. */
+const oldestPostgres = 15
 
 type Finding = { about: string; good: boolean; says: string }
 
-export const check: Command = (context) => ({
+export const check: Command<{ json: boolean }> = (context) => ({
   command: 'check',
   describe: 'check the settings of all workers and what they name; exit 1 tells what is wrong',
-  handler: async () => {
-    const { env } = context
-    const findings = [
-      ...checkSettings(context),
-      await checkDatabase(context),
-      ...(await checkServer('redis', env.REDIS_URL, 6379)),
-      ...(await checkServer('broker', env.BROKER_URL, 5672)),
-    ]
-    for (const { about, good, says } of findings) {
-      context.say(`${good ? 'ok  ' : 'FAIL'}  ${about.padEnd(10)}${says}`)
+  builder: (yargs) => yargs.option('json', jsonOption),
+  handler: async ({ json }) => {
+    const [database, redis, broker] = await Promise.all([
+      checkDatabase(context),
+      checkRedis(context.env),
+      checkBroker(context.env),
+    ])
+    const findings = [...checkSettings(context), ...database, ...redis, ...broker]
+    const wrong = findings.filter(({ good }) => !good)
+    if (json) context.say(JSON.stringify({ good: wrong.length === 0, findings }, null, 2))
+    else {
+      for (const { about, good, says } of findings) {
+        context.say(`${good ? 'ok  ' : 'FAIL'}  ${about.padEnd(10)}${says}`)
+      }
     }
-    const wrong = findings.filter(({ good }) => !good).length
-    if (wrong > 0) throw new Exit('failed', `${wrong} of ${findings.length} checks failed`)
+    if (wrong.length === 0) return
+    const named = [...new Set(wrong.map(({ about }) => about))].join(', ')
+    throw new Exit('failed', `${wrong.length} of ${findings.length} checks failed: ${named}`)
   },
 })
 
@@ -46,7 +60,7 @@ function checkSettings({ env }: Context): Finding[] {
   return [{ about: 'settings', good: true, says: `of ${workers.length} workers` }]
 }
 
-async function checkDatabase({ env }: Context): Promise<Finding> {
+async function checkDatabase({ env }: Context): Promise<Finding[]> {
   const about = 'postgres'
   let url: string | undefined
   try {
@@ -54,43 +68,108 @@ async function checkDatabase({ env }: Context): Promise<Finding> {
   } catch (error) {
     // A bad DATABASE_URL is named among the settings already.
     const says = error instanceof ConfigError ? 'DATABASE_URL cannot be used' : messageOf(error)
-    return { about, good: false, says }
+    return [{ about, good: false, says }]
   }
-  if (!url) return { about, good: true, says: 'embedded, not running: `fleet up` starts it' }
+  if (!url) return [{ about, good: true, says: 'embedded, not running: `fleet up` starts it' }]
   const database = openDatabase({ url, name: 'check', poolMax: 1 })
   try {
-    const { is, missing, unknown, changed } = await schemaStatus(database.db)
-    const faults = [
-      ...(is === 'behind' ? [`lacks ${missing.join(', ')}: run \`fleet migrate\``] : []),
-      ...(is === 'newer' ? [`is newer than this code: has ${unknown.join(', ')}`] : []),
-      ...(changed.length > 0 ? [`had another text of ${changed.join(', ')}`] : []),
-    ]
+    const major = await serverVersion(database.db)
     const where = withoutPassword(url)
-    if (faults.length > 0) return { about, good: false, says: `${where} ${faults.join('; ')}` }
-    return { about, good: true, says: `${where}, schema current` }
+    if (major < oldestPostgres) {
+      const says = `${where} is Postgres ${major}: the fleet needs ${oldestPostgres} or later`
+      return [{ about, good: false, says }]
+    }
+    const reached = { about, good: true, says: `${where}, Postgres ${major}` }
+    return [reached, await checkSchema(database.db), await checkJobTable(database.db)]
   } catch (error) {
-    return { about, good: false, says: `${withoutPassword(url)} ${messageOf(error)}` }
+    return [{ about, good: false, says: `${withoutPassword(url)} ${messageOf(error)}` }]
   } finally {
     await database.close()
   }
 }
 
-/** Only whether somebody listens: the workers tell the rest. Nothing for an unset URL. */
-async function checkServer(
-  about: string,
-  given: string | undefined,
-  usualPort: number,
-): Promise<Finding[]> {
-  if (!given || !URL.canParse(given)) return []
-  const { hostname: host, port } = new URL(given)
-  const socket = connect({ host, port: Number(port) || usualPort })
+async function checkSchema(db: Db): Promise<Finding> {
+  const { is, missing, unknown, changed } = await schemaStatus(db)
+  const faults = [
+    ...(is === 'behind' ? [`lacks ${missing.join(', ')}: run \`fleet migrate\``] : []),
+    ...(is === 'newer' ? [`is newer than this code: has ${unknown.join(', ')}`] : []),
+    ...(changed.length > 0
+      ? [`was made with another text of ${changed.join(', ')}: restore the file`]
+      : []),
+  ]
+  const says = faults.length > 0 ? faults.join('; ') : 'current'
+  return { about: 'schema', good: faults.length === 0, says }
+}
+
+async function checkJobTable(db: Db): Promise<Finding> {
+  const about = 'job table'
+  const { version, wants, missing } = await readJobTable(db)
+  if (version === null) {
+    return { about, good: false, says: 'is not there: run `fleet migrate`' }
+  }
+  const faults = [
+    ...(version < wants ? [`is of version ${version}, not ${wants}: run \`fleet migrate\``] : []),
+    ...(version > wants ? [`is of version ${version}, newer than this code's ${wants}`] : []),
+    ...(missing.length > 0
+      ? [`lacks the queues ${missing.join(', ')}: run \`fleet migrate\``]
+      : []),
+  ]
+  const says = faults.join('; ') || `version ${version}, every queue with its dead letter queue`
+  return { about, good: faults.length === 0, says }
+}
+
+/** Nothing when it is unset; an unusable URL is named among the settings already. */
+async function checkRedis(env: Environment): Promise<Finding[]> {
+  const about = 'redis'
+  const url = settingOf(env)
+  if (url === undefined) return []
+  const where = parseRedisUrl(url)
+    .nodes.map(({ host, port }) => `${host}:${port}`)
+    .join(',')
+  const opened = openRedis({ url, name: 'check', commandTimeoutMs: connectMs })
+  try {
+    await opened.ready(connectMs)
+    await answered(opened.redis.ping(), connectMs)
+    return [{ about, good: true, says: `${where} answers` }]
+  } catch (error) {
+    return [{ about, good: false, says: `${where} ${messageOf(error)}` }]
+  } finally {
+    opened.redis.disconnect()
+  }
+}
+
+function settingOf(env: Environment): string | undefined {
+  try {
+    return readConfig({ REDIS_URL: httpSettings.REDIS_URL }, env).REDIS_URL
+  } catch {
+    return undefined
+  }
+}
+
+const brokerPorts: Readonly<Record<string, number>> = {
+  'amqp:': 5672,
+  'amqps:': 5671,
+  'nats:': 4222,
+  'redis:': 6379,
+}
+
+/** Only whether somebody listens. Nothing for an unset URL. */
+async function checkBroker({ BROKER_URL: given }: Environment): Promise<Finding[]> {
+  const about = 'broker'
+  if (!given) return []
+  const url = URL.canParse(given) ? new URL(given) : undefined
+  const usualPort = brokerPorts[url?.protocol ?? '']
+  if (url === undefined || usualPort === undefined) {
+    const right = Object.keys(brokerPorts).map((scheme) => `${scheme}//`)
+    return [{ about, good: false, says: `BROKER_URL must begin with ${right.join(' or ')}` }]
+  }
+  const [host, port] = [url.hostname.replace(/^\[|\]$/g, ''), Number(url.port) || usualPort]
+  const socket = connect({ host, port })
   try {
     await once(socket, 'connect', { signal: AbortSignal.timeout(connectMs) })
-    return [{ about, good: true, says: `${host}:${Number(port) || usualPort} answers` }]
+    return [{ about, good: true, says: `${host}:${port} answers` }]
   } catch (error) {
-    return [
-      { about, good: false, says: `${host}:${Number(port) || usualPort} ${messageOf(error)}` },
-    ]
+    return [{ about, good: false, says: `${host}:${port} ${messageOf(error)}` }]
   } finally {
     socket.destroy()
   }
@@ -100,5 +179,5 @@ async function checkServer(
 function messageOf(error: unknown): string {
   const { message, code, name } = error as NodeJS.ErrnoException
   if (name === 'AbortError') return `did not answer within ${connectMs / 1000} s`
-  return message || code || String(error)
+  return redact(message || code || String(error))
 }

@@ -1,6 +1,7 @@
 // Which database a command works on: DATABASE_URL, else the embedded one of the data folder.
 
 import { findEmbedded } from '../db/embedded.ts'
+import { type Database, openDatabase } from '../db/open.ts'
 import { commonSettings, type Environment, readConfig } from '../workers/config.ts'
 import { dataDirOf, Exit } from './program.ts'
 
@@ -24,4 +25,17 @@ export async function runningDatabase(env: Environment): Promise<string> {
 export function withoutPassword(url: string): string {
   const { username, host, pathname } = new URL(url)
   return `${username}@${host}${pathname}`
+}
+
+/** For a command that needs it: opened, handed over, closed. One connection: an operator is no load. */
+export async function withDatabase<T>(
+  env: Environment,
+  use: (database: Database) => Promise<T>,
+): Promise<T> {
+  const database = openDatabase({ url: await runningDatabase(env), name: 'jobs', poolMax: 1 })
+  try {
+    return await use(database)
+  } finally {
+    await database.close()
+  }
 }

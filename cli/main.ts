@@ -1,16 +1,19 @@
 // The two programs, fleet and jobs: their commands, and how they end. The one place of the command line that reads the
 // environment, touches signals and sets the exit code.
 
+import { text } from 'node:stream/consumers'
 import { setTimeout as sleep } from 'node:timers/promises'
 import yargs from 'yargs'
 import { MigrationChanged, SchemaTooNew } from '../db/migrate.ts'
 import { ConfigError } from '../workers/config.ts'
 import { bench } from './bench.ts'
 import { check } from './check.ts'
+import { completion, completionFlag, offer, shellInit } from './completion.ts'
+import { jobsCommands, jobsEpilogue } from './jobs/commands.ts'
 import { migrate } from './migrate.ts'
-import { type Command, type Context, Exit, exitCodes } from './program.ts'
+import { type Command, type Context, type Entry, Exit, entry, exitCodes } from './program.ts'
 import { run } from './run.ts'
-import { stats } from './stats.ts'
+import { openTerminal } from './terminal.ts'
 import { up } from './up.ts'
 
 const demo: Command = (context) => ({
@@ -24,42 +27,59 @@ const jobs: Command = (context) => ({
   command: 'jobs [arguments..]',
   describe: 'the program jobs: looks after the job table',
   builder: (yargs) => yargs.help(false).strict(false),
-  handler: () => main('jobs', context.argv.slice(context.argv.indexOf('jobs') + 1)),
+  handler: async () => {
+    const argv = context.argv.slice(context.argv.indexOf('jobs') + 1)
+    const code = await execute('jobs', { ...context, program: 'fleet jobs', argv })
+    if (code !== 0) throw new Ended(code)
+  },
 })
 
-type Parser = ReturnType<typeof yargs>
+type Program = 'fleet' | 'jobs'
 
-const programs = {
-  fleet: (parser: Parser, context: Context) =>
-    parser
-      .command(up(context))
-      .command(run(context))
-      .command(migrate(context))
-      .command(check(context))
-      .command(demo(context))
-      .command(bench(context))
-      .command(jobs(context)),
-  jobs: (parser: Parser, context: Context) => parser.command(stats(context)),
+/** A program inside this one has ended and said why. */
+class Ended extends Error {
+  readonly code: number
+  constructor(code: number) {
+    super(`ended with ${code}`)
+    this.code = code
+  }
 }
 
-const commandNames = {
-  fleet: ['up', 'run', 'migrate', 'check', 'demo', 'bench', 'jobs'],
-  jobs: ['stats'],
-} as const
+const programs: Record<Program, readonly Entry[]> = {
+  fleet: [
+    entry(up),
+    entry(run),
+    entry(migrate),
+    entry(check),
+    entry(demo),
+    entry(bench),
+    entry(jobs),
+    entry(shellInit),
+    entry(completion),
+  ],
+  jobs: jobsCommands,
+}
 
 const flushMaxMs = 2000
 
 /** Ends the process. */
-export async function main(program: keyof typeof programs, argv: readonly string[]): Promise<void> {
+export async function main(program: Program, argv: readonly string[]): Promise<void> {
+  const { stdin, stdout, stderr } = process
+  const isAttended = stdin.isTTY === true && stderr.isTTY === true
+  const terminal = isAttended ? openTerminal(stdin, stderr) : undefined
   const context: Context = {
+    program,
     env: { ...process.env },
     argv,
-    say: (line) => process.stdout.write(`${line}\n`),
-    warn: (line) => process.stderr.write(`${line}\n`),
+    say: (line) => stdout.write(`${line}\n`),
+    warn: (line) => stderr.write(`${line}\n`),
+    input: () => text(stdin),
+    columns: stdout.isTTY === true ? stdout.columns : undefined,
+    terminal,
     onStop(stop) {
       for (const signal of ['SIGINT', 'SIGTERM', 'SIGHUP'] as const) process.on(signal, stop)
       // Whoever read our lines is gone: so is the wish for them.
-      process.stdout.on('error', stop)
+      stdout.on('error', stop)
     },
     become(args, env) {
       const words = [process.execPath, ...args]
@@ -68,13 +88,21 @@ export async function main(program: keyof typeof programs, argv: readonly string
       throw new Error('this platform cannot replace a process')
     },
   }
-  try {
-    await parse(program, context)
-  } catch (error) {
-    process.exitCode = report(program, context, error)
-  }
+  process.exitCode = await execute(program, context)
+  terminal?.close()
   await flushed()
   process.exit()
+}
+
+/** Runs a command. @returns its exit code */
+export async function execute(program: Program, context: Context): Promise<number> {
+  try {
+    await parse(program, context)
+    return 0
+  } catch (error) {
+    context.terminal?.show('')
+    return report(context, error)
+  }
 }
 
 /** What was said is read, or nobody reads it: then the end does not wait for them. */
@@ -85,9 +113,15 @@ async function flushed(): Promise<void> {
   await Promise.race([Promise.all(streams), sleep(flushMaxMs)])
 }
 
-async function parse(program: keyof typeof programs, context: Context): Promise<void> {
-  const parser = yargs([...context.argv])
-    .scriptName(program)
+async function parse(program: Program, context: Context): Promise<void> {
+  const { argv } = context
+  const typed = argv[0] === completionFlag ? argv.slice(1) : undefined
+  if (program === 'fleet' && typed?.[1] === 'jobs' && typed.length > 2) {
+    return await parse('jobs', { ...context, argv: [completionFlag, ...typed.slice(1)] })
+  }
+  const commands = programs[program].map((command) => command(context))
+  const parser = yargs([...argv])
+    .scriptName(context.program)
     .usage(`$0 <command>`)
     .strict()
     .demandCommand(1, 'which command?')
@@ -95,25 +129,44 @@ async function parse(program: keyof typeof programs, context: Context): Promise<
     .help()
     .wrap(100)
     .exitProcess(false)
+    .completion('yargs-completion', false, offerToo(typed ?? []))
     .fail((message, error) => {
       // Some of yargs's own findings come as an error.
       if (error && error.name !== 'YError') throw error
-      const fault = message || error?.message
-      throw new Exit('usage', `${fault}\n${rightUsage(program, context)}`)
+      const fault = (message || error?.message) ?? ''
+      const told = /^Not enough non-option/.test(fault) ? 'an argument is missing' : fault
+      throw new Exit('usage', `${told}\n${rightUsage(commands, context)}`)
     })
-  await programs[program](parser, context).parseAsync()
+  for (const command of commands) command.addTo(parser)
+  if (program === 'jobs') parser.epilogue(jobsEpilogue)
+  await parser.parseAsync()
 }
 
-/** What would have been right: the command's own page, or the commands there are. */
-function rightUsage(program: keyof typeof programs, { argv }: Context): string {
-  const names: readonly string[] = commandNames[program]
-  const given = argv.find((word) => names.includes(word))
-  return given
-    ? `${program} ${given} --help tells how it is used`
-    : `known commands: ${names.join(', ')}; ${program} --help describes them`
+type Done = (found: string[]) => void
+type ByYargs = (done: (error: Error | null, found?: string[]) => void) => void
+
+/** What is typed after a command, besides what yargs knows of: commands and options. */
+const offerToo =
+  (typed: readonly string[]) =>
+  (_current: string, _argv: object, byYargs: ByYargs, done: Done): void => {
+    const { values, only } = offer(typed)
+    if (only) done([...values])
+    else byYargs((_error, found = []) => done([...values, ...found]))
+  }
+
+/** What would have been right: the command with its arguments, or the commands there are. */
+function rightUsage(commands: readonly ReturnType<Entry>[], { argv, program }: Context): string {
+  const given = argv.map((word) => commands.find(({ name }) => name === word)).find(Boolean)
+  if (given) {
+    const right = `${program} ${given.usage}`
+    return `${program} ${given.name} --help tells how it is used: ${right}`
+  }
+  const names = commands.map(({ name }) => name).join(', ')
+  return `known commands: ${names}; ${program} --help describes them`
 }
 
-function report(program: string, { warn }: Context, error: unknown): number {
+function report({ program, warn }: Context, error: unknown): number {
+  if (error instanceof Ended) return error.code
   if (error instanceof Exit) {
     warn(`${program}: ${error.message}`)
     return error.code

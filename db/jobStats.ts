@@ -2,6 +2,8 @@
 
 import { sql } from 'kysely'
 import { deadLetterOf, queues } from '../domain/queues.ts'
+import { readPaused } from './pauses.ts'
+import { readWorkers } from './registry.ts'
 import type { Db } from './schema.ts'
 
 export type QueueStats = {
@@ -15,12 +17,14 @@ export type QueueStats = {
   failed: number
   /** Age of the job that has been due longest, s; null: none is due. */
   oldest_seconds: number | null
+  /** Nothing is claimed from it. */
+  paused: boolean
 }
 
 /** One row a queue of the catalogue, in its order, idle queues too. */
 export async function readQueueStats(db: Db): Promise<QueueStats[]> {
   const names = queues.flatMap(({ name }) => [name, deadLetterOf(name)])
-  const { rows } = await sql<Omit<QueueStats, 'failed'>>`
+  const { rows } = await sql<Omit<QueueStats, 'failed' | 'paused'>>`
     select name as queue,
       count(*) filter (where state < 'active' and start_after <= clock_timestamp())::int as ready,
       count(*) filter (where state < 'active' and start_after > clock_timestamp())::int as delayed,
@@ -28,6 +32,7 @@ export async function readQueueStats(db: Db): Promise<QueueStats[]> {
       extract(epoch from clock_timestamp() - min(start_after)
         filter (where state < 'active' and start_after <= clock_timestamp()))::float8 as oldest_seconds
     from pgboss.job where name = any(${names}) and state <= 'active' group by name`.execute(db)
+  const paused = await readPaused(db)
   const found = new Map(rows.map((row) => [row.queue, row]))
   return queues.map(({ name: queue }) => {
     const row = found.get(queue)
@@ -39,20 +44,32 @@ export async function readQueueStats(db: Db): Promise<QueueStats[]> {
       active: row?.active ?? 0,
       failed: dead ? dead.ready + dead.delayed + dead.active : 0,
       oldest_seconds: row?.oldest_seconds ?? null,
+      paused: paused.has(queue),
     }
   })
 }
 
 const rateSeconds = 60
 
-/** Jobs completed a second over the last minute, by queue. By the index job_i16 (name, completed_on). */
+/**
+ * Jobs settled a second over the last minute, by queue: counted where finished ones are kept, by the index job_i16 (name,
+ * completed_on); else what the workers that are alive say.
+ */
 export async function readQueueRates(db: Db): Promise<Map<string, number>> {
-  const names = queues.map(({ name }) => name)
-  const { rows } = await sql<{ queue: string; done: number }>`
+  const kept = queues.filter(({ keepFinished }) => keepFinished).map(({ name }) => name)
+  const counted = await sql<{ queue: string; done: number }>`
     select name as queue, count(*)::int as done from pgboss.job
-    where name = any(${names}) and state = 'completed'
+    where name = any(${kept}) and state = 'completed'
       and completed_on > now() - ${rateSeconds} * interval '1 second'
     group by name`.execute(db)
-  const done = new Map(rows.map((row) => [row.queue, row.done]))
-  return new Map(names.map((name) => [name, (done.get(name) ?? 0) / rateSeconds]))
+  const done = new Map(counted.rows.map((row) => [row.queue, row.done / rateSeconds]))
+  const alive = (await readWorkers(db)).filter((worker) => worker.alive)
+  const said = (queue: string) =>
+    alive.reduce((sum, { doing }) => sum + (doing.queues?.[queue]?.perSecond ?? 0), 0)
+  return new Map(
+    queues.map(({ name, keepFinished }) => [
+      name,
+      keepFinished ? (done.get(name) ?? 0) : said(name),
+    ]),
+  )
 }

@@ -8,7 +8,7 @@ import { join } from 'node:path'
 import { sql } from 'kysely'
 import { type Migration, Migrator } from 'kysely/migration'
 import pg from 'pg'
-import { installJobs } from './jobs.ts'
+import { installJobs } from './jobTable.ts'
 import { openDatabase } from './open.ts'
 import type { Db } from './schema.ts'
 

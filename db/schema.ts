@@ -9,6 +9,21 @@ type BigInt = ColumnType<string, number | string, number | string>
 
 export type ReservationState = 'held' | 'confirmed' | 'cancelled' | 'expired'
 
+/**
+ * How an attempt ended: its handler failed, its worker died with it in hand, it took too long, or no repetition can
+ * mend it.
+ */
+export type FailureKind = 'failed' | 'died' | 'late' | 'hopeless'
+
+/** Of one queue: in hand now, settled since the start, settled a second over the last minute. */
+export type QueueDoing = { active: number; handled: number; perSecond?: number }
+
+/** What a worker says of itself. */
+export type WorkerDoing = {
+  queues?: Record<string, QueueDoing>
+  rssBytes?: number
+}
+
 export type Schema = {
   events: {
     id: string
@@ -146,6 +161,43 @@ export type Schema = {
     created_at: Made
   }
   rate_buckets: { name: string; tokens: number; filled_at: Date }
+  job_errors: {
+    job_id: string
+    queue: string
+    attempt: number
+    kind: FailureKind
+    failed_at: Made
+    message: string
+    stack: string | null
+  }
+  job_audits: {
+    id: string
+    code: Generated<string>
+    job_id: string
+    dead_job_id: string
+    queue: string
+    type: string | null
+    transport: Generated<string>
+    attempts: number
+    errors: Json<{ attempt: number; failed_at: string; message: string }[]>
+    stack: string | null
+    created_at: Made
+    resolved_at: Date | null
+    resolved_as: 'retried' | 'removed' | null
+  }
+  paused_queues: { queue: string; paused_at: Made }
+  workers: {
+    id: string
+    name: string
+    host: string
+    pid: number
+    version: string | null
+    started_at: Made
+    seen_at: Made
+    doing: Json<WorkerDoing>
+  }
+  stop_requests: { id: Generated<number>; asked_at: Date }
+  schedules: { name: string; next_at: Date; fired_at: Date | null }
   webhook_events: { provider: string; id: string; payload: Json<unknown>; received_at: Made }
 }
 

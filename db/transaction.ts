@@ -51,6 +51,13 @@ export function isConnectionLost(error: unknown): boolean {
   )
 }
 
+const afterwards = new WeakMap<Tx, (() => void)[]>()
+
+/** Calls `fn` when the transaction is committed, and never when it is not. It must not throw. */
+export function afterCommit(tx: Tx, fn: () => void): void {
+  afterwards.set(tx, [...(afterwards.get(tx) ?? []), fn])
+}
+
 /**
  * Runs `fn` in a transaction and gives what it gives.
  * @throws AppError LOCK_TIMEOUT when the last attempt met a conflict too
@@ -98,6 +105,7 @@ async function attemptOnce<T>(db: Db, fn: (tx: Tx) => Promise<T>, isolation: Iso
   }
   try {
     await tx.commit().execute()
+    for (const tell of afterwards.get(tx) ?? []) tell()
     return result
   } catch (error) {
     // Kysely keeps the connection of a COMMIT that failed: only a rollback gives it back to the pool.

@@ -1,5 +1,5 @@
-// The catalogue of the job table's queues: what each is for, how it retries, how long one job may take.
-// Every queue has a dead letter queue, `<name>.dead`, made beside it. db/jobs.ts creates what stands here.
+// The catalogue of the job table's queues: what each is for, how it retries, how long one job may take, what is kept.
+// Every queue has a dead letter queue, `<name>.dead`, made beside it. db/jobTable.ts creates what stands here.
 
 import { type JobSchedule, jobSchedules } from './retries.ts'
 
@@ -12,10 +12,21 @@ export type Queue = {
   retry: JobSchedule
   /** A job that runs longer than this is taken from its worker, seconds. */
   expireInSeconds: number
+  /** Whether finished jobs can be looked at for a day. A queue that keeps none is faster by half. */
+  keepFinished: boolean
+  /** In a table of its own, so that what is hot does not bloat the others. Only when the queue is first made. */
+  partition?: boolean
+  /** Jobs active at once over all workers; left out: no limit. */
+  activeMax?: number
+  /** Jobs begun a second over all workers; left out: no limit. */
+  perSecond?: number
 }
 
 /** A worker that shows no sign of life for this long loses its jobs (seconds; pg-boss's minimum is 10). */
 export const heartbeatSeconds = 10
+
+/** A job that was in hand when its worker died, so often, is dead: it is taken for what kills them. */
+export const deathsMax = 3
 
 export const queues: readonly Queue[] = [
   {
@@ -23,18 +34,24 @@ export const queues: readonly Queue[] = [
     purpose: 'writes asked for with Prefer: respond-async',
     retry: 'background',
     expireInSeconds: 60,
+    keepFinished: true,
   },
   {
     name: 'inbox',
     purpose: 'domain events relayed inside the database, one job an event',
     retry: 'background',
     expireInSeconds: 60,
+    // inbox_processed remembers what was handled, for longer and in fewer bytes.
+    keepFinished: false,
+    partition: true,
   },
   {
     name: 'email',
     purpose: 'transactional mails, one job a mail',
     retry: 'notification',
     expireInSeconds: 120,
+    // What went out is what people ask for; and a mail that is asked for once more finds its job by its id.
+    keepFinished: true,
   },
 ]
 
@@ -42,3 +59,7 @@ export const deadLetterOf = (queue: string): string => `${queue}.dead`
 
 /** Attempts in all, the first included. */
 export const attemptsMax = (queue: Queue): number => jobSchedules[queue.retry].length + 1
+
+/** The catalogue's entry. Undefined: a queue that somebody else made. */
+export const queueOf = (name: string): Queue | undefined =>
+  queues.find((queue) => queue.name === name)

@@ -290,8 +290,8 @@ describe('the email worker', () => {
     await sql`update rate_buckets set filled_at = filled_at`.execute(fresh.db)
     await Promise.all(passes.map((pass) => pass(signal, all)))
     assert.equal(sent.length, 5)
-    const outcome = await passes[0]?.(signal, all)
-    assert.deepEqual(outcome, { waitMs: 200 })
+    const outcome = (await passes[0]!(signal, all)) as { waitMs: number }
+    assert.ok(outcome.waitMs > 0 && outcome.waitMs <= 200, `waits ${outcome.waitMs} ms`)
     // Nobody spent an attempt, and nothing that was put back waits.
     const { rows } = await sql<{ attempts: number }>`
       select max(retry_count) as attempts from pgboss.job

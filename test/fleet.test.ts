@@ -101,10 +101,14 @@ test('fleet up: starts, refuses a second one, mends what dies, and one Ctrl-C st
   )
 
   const checked = await run('fleet check', env)
-  assert.match(checked.text, /ok {4}postgres .*schema current/)
+  assert.match(
+    checked.text,
+    /ok {4}postgres .*\nok {4}schema +current\nok {4}job table version \d+/,
+  )
   assert.equal(checked.code, 0)
   const stats = await run('jobs stats email --json', env)
-  const idle = { ready: 0, delayed: 0, active: 0, failed: 0, oldest_seconds: null }
+  const none = { ready: 0, delayed: 0, active: 0, failed: 0 }
+  const idle = { ...none, oldest_seconds: null, paused: false }
   assert.deepEqual(JSON.parse(stats.text), [{ queue: 'email', ...idle, rate_per_second: 0 }])
   const people = await run('jobs stats', env)
   assert.match(people.text, /^queue +ready +delayed +active +failed +oldest +rate\/s\n/m)

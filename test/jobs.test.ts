@@ -4,8 +4,11 @@ import assert from 'node:assert/strict'
 import { randomUUID } from 'node:crypto'
 import { after, before, describe, test } from 'node:test'
 import { sql } from 'kysely'
+import { readAttempts, readAudit } from '../db/attempts.ts'
 import { readQueueRates, readQueueStats } from '../db/jobStats.ts'
-import { installJobs, type Job, type Jobs, openJobs } from '../db/jobs.ts'
+import { type Job, type Jobs, openJobs } from '../db/jobs.ts'
+import { installJobs, pgbossSchemaVersion } from '../db/jobTable.ts'
+import { pauseQueue, readPaused, resumeQueue } from '../db/pauses.ts'
 import { transaction } from '../db/transaction.ts'
 import type { QueueName } from '../domain/queues.ts'
 import { type TestDatabase, testDatabase } from './database.ts'
@@ -106,7 +109,8 @@ describe('the job table', () => {
     await empty()
     await jobs.send(test1.db, 'email', [{ data: { n: 1 } }])
     const error = new Error('smtp://me:secret@host said no to anna@example.org')
-    assert.equal(await jobs.fail(await fetchOne('email'), error, { delayMs: 30_000 }), 'retry')
+    const failed = await jobs.fail(await fetchOne('email'), error, { delayMs: 30_000 })
+    assert.equal(failed.became, 'retry')
     const [row] = await rows('email')
     assert.ok(row && row.dueInMs > 28_000 && row.dueInMs <= 30_000, `due in ${row?.dueInMs} ms`)
     assert.equal(row.output?.message, 'smtp://***@host said no to ***@***')
@@ -121,7 +125,8 @@ describe('the job table', () => {
     await jobs.send(test1.db, 'email', [{ data: { n: 1 } }])
     for (const became of ['retry', 'retry', 'dead']) {
       await dueNow()
-      assert.equal(await jobs.fail(await fetchOne('email'), 'no', { delayMs: 0 }), became)
+      const failed = await jobs.fail(await fetchOne('email'), 'no', { delayMs: 0 })
+      assert.equal(failed.became, became)
     }
     const [dead] = await rows('email.dead')
     assert.equal(dead?.source_id, (await rows('email'))[0]?.id)
@@ -131,7 +136,8 @@ describe('the job table', () => {
   test('moves a job to the dead letter queue at once when asked', async () => {
     await empty()
     await jobs.send(test1.db, 'inbox', [{ data: { n: 1 } }])
-    assert.equal(await jobs.fail(await fetchOne('inbox'), 'hopeless', 'dead'), 'dead')
+    const failed = await jobs.fail(await fetchOne('inbox'), 'hopeless', 'dead')
+    assert.equal(failed.became, 'dead')
     assert.equal((await rows('inbox.dead')).length, 1)
     assert.deepEqual(await jobs.fetch('inbox', 1), [])
   })
@@ -154,11 +160,11 @@ describe('the job table', () => {
     assert.deepEqual(await jobs.recover('inbox'), [])
     await sql`update pgboss.job set heartbeat_on = heartbeat_on - interval '11 s'`.execute(test1.db)
     const [recovered] = await jobs.recover('inbox')
-    assert.equal(recovered?.became, 'retry')
-    assert.equal((await fetchOne('inbox')).attempt, 2)
+    assert.equal(recovered?.failed.became, 'retry')
+    assert.equal((await jobs.fetchSuspect('inbox'))?.attempt, 2)
     // The first worker was only slow: it has no say any more.
     assert.equal(await jobs.complete(test1.db, 'inbox', [lost]), 0)
-    assert.equal(await jobs.fail(lost, 'late', 'dead'), 'lost')
+    assert.equal((await jobs.fail(lost, 'late', 'dead')).became, 'lost')
     assert.equal(await jobs.touch('inbox', [lost]), 0)
   })
 
@@ -187,9 +193,11 @@ describe('the job table', () => {
 
     const stats = await readQueueStats(test1.db)
     const { oldest_seconds, ...email } = stats.find(({ queue }) => queue === 'email')!
-    assert.deepEqual(email, { queue: 'email', ready: 3, delayed: 1, active: 1, failed: 1 })
+    const counts = { ready: 3, delayed: 1, active: 1, failed: 1 }
+    assert.deepEqual(email, { queue: 'email', ...counts, paused: false })
     assert.ok(oldest_seconds && oldest_seconds >= 90 && oldest_seconds < 150, `${oldest_seconds}`)
-    const idle = { ready: 0, delayed: 0, active: 0, failed: 0, oldest_seconds: null }
+    const none = { ready: 0, delayed: 0, active: 0, failed: 0 }
+    const idle = { ...none, oldest_seconds: null, paused: false }
     assert.deepEqual(stats[0], { queue: 'commands', ...idle })
 
     // What ended more than a minute ago is no rate of now.
@@ -199,16 +207,148 @@ describe('the job table', () => {
     assert.equal((await readQueueRates(test1.db)).get('email'), 0)
   })
 
-  test('buries a job that killed its worker in every attempt', async () => {
+  const die = async (queue: QueueName) => {
+    await sql`update pgboss.job set heartbeat_on = heartbeat_on - interval '11 s'
+      where state = 'active'`.execute(test1.db)
+    return (await jobs.recover(queue)).map(({ failed }) => failed.became)
+  }
+
+  test('buries a job that was in hand when its worker died, three times', async () => {
+    await empty()
+    await jobs.send(test1.db, 'inbox', [{ data: { type: 'order.completed' } }])
+    const id = (await fetchOne('inbox')).id
+    assert.deepEqual(await die('inbox'), ['retry'])
+    for (const became of ['retry', 'dead']) {
+      // It is kept from those who would run it beside others.
+      assert.deepEqual(await jobs.fetch('inbox', 9), [])
+      assert.equal(await jobs.suspects('inbox'), true)
+      assert.equal((await jobs.fetchSuspect('inbox'))?.id, id)
+      assert.deepEqual(await die('inbox'), [became])
+    }
+    assert.equal(await jobs.suspects('inbox'), false)
+    const [dead] = await rows('inbox.dead')
+    const audit = await readAudit(test1.db, dead!.id)
+    assert.deepEqual(
+      [audit?.code, audit?.jobId, audit?.queue, audit?.type, audit?.transport, audit?.attempts],
+      ['SASO-INFRA-9100', id, 'inbox', 'order.completed', 'pg-boss', 3],
+    )
+    assert.match(audit!.errors[2]!.message, /its worker died .* \(3 of 3 times\)/)
+  })
+
+  test('a death spends no attempt: who only shared it has them all, and is free after one run', async () => {
     await empty()
     await jobs.send(test1.db, 'email', [{ data: {} }])
+    await fetchOne('email')
+    await die('email')
+    const suspect = await jobs.fetchSuspect('email')
+    assert.deepEqual([suspect?.attempt, suspect?.attemptsMax], [2, 4])
+    assert.equal((await jobs.fail(suspect!, 'no', { delayMs: 0 })).became, 'retry')
+    assert.equal((await fetchOne('email')).attempt, 3)
+    assert.deepEqual(
+      (await readAttempts(test1.db, [suspect!.id])).get(suspect!.id)?.map(({ kind }) => kind),
+      ['died', 'failed'],
+    )
+  })
+
+  test('keeps every error of a job, redacted, and writes them down when it is given up', async () => {
+    await empty()
+    await jobs.send(test1.db, 'email', [{ data: { type: 'a letter to anna@example.org' } }])
+    const error = new Error('smtp://me:secret@host refused anna@example.org', {
+      cause: new Error('token Bearer abcdefgh12345678'),
+    })
+    error.stack = `Error: anna@example.org\n${'    at somewhere é\n'.repeat(500)}`
     for (const became of ['retry', 'retry', 'dead']) {
-      await fetchOne('email')
-      await sql`update pgboss.job set heartbeat_on = heartbeat_on - interval '11 s'`.execute(
-        test1.db,
-      )
-      assert.equal((await jobs.recover('email'))[0]?.became, became)
+      await dueNow()
+      const failed = await jobs.fail(await fetchOne('email'), error, { delayMs: 0 })
+      assert.equal(failed.became, became)
     }
-    assert.equal((await rows('email.dead')).length, 1)
+    const [dead] = await rows('email.dead')
+    const audit = await readAudit(test1.db, dead!.id)
+    assert.deepEqual(
+      audit?.errors.map(({ attempt, message }) => [attempt, message]),
+      [1, 2, 3].map((n) => [n, 'smtp://***@host refused ***@***: token Bearer ***']),
+    )
+    assert.equal(audit?.type, null)
+    const bytes = Buffer.byteLength(audit?.stack ?? '')
+    assert.ok(bytes > 4000 && bytes <= 4096, `${bytes} bytes`)
+    const all = await sql<{ text: string }>`
+      select (select string_agg(e::text, '') from job_errors e) ||
+        (select string_agg(a::text, '') from job_audits a) as text`.execute(test1.db)
+    assert.doesNotMatch(all.rows[0]!.text, /anna|secret|abcdefgh/)
+  })
+
+  test('leaves no record of a failure that did not happen', async () => {
+    await empty()
+    await sql`delete from job_errors`.execute(test1.db)
+    await jobs.send(test1.db, 'email', [{ data: {} }])
+    const job = await fetchOne('email')
+    assert.equal(await jobs.complete(test1.db, 'email', [job]), 1)
+    assert.equal((await jobs.fail(job, 'late', 'dead')).became, 'lost')
+    assert.equal((await readAttempts(test1.db, [job.id])).size, 0)
+  })
+
+  test('claims nothing from a paused queue, and what was claimed can finish', async () => {
+    await empty()
+    await jobs.send(test1.db, 'email', [{ data: {} }, { data: {} }])
+    const job = await fetchOne('email')
+    assert.equal(await pauseQueue(test1.db, 'email'), true)
+    assert.equal(await pauseQueue(test1.db, 'email'), false)
+    assert.deepEqual(await jobs.fetch('email', 9), [])
+    assert.deepEqual([...(await readPaused(test1.db)).keys()], ['email'])
+    assert.equal(await jobs.complete(test1.db, 'email', [job]), 1)
+    assert.equal(await resumeQueue(test1.db, 'email'), true)
+    assert.equal(await resumeQueue(test1.db, 'email'), false)
+    assert.equal((await jobs.fetch('email', 9)).length, 1)
+  })
+
+  test('keeps finished jobs where the queue says so, and none elsewhere', async () => {
+    await empty()
+    for (const queue of ['email', 'inbox'] as const) {
+      await jobs.send(test1.db, queue, [{ data: {} }])
+      assert.equal(await jobs.complete(test1.db, queue, [await fetchOne(queue)]), 1)
+    }
+    assert.deepEqual(
+      [(await rows('email')).map(({ state }) => state), await rows('inbox')],
+      [['completed'], []],
+    )
+  })
+
+  test('holds a queue to so many active jobs over all workers', async () => {
+    await empty()
+    await jobs.send(
+      test1.db,
+      'email',
+      Array.from({ length: 9 }, () => ({ data: {} })),
+    )
+    const claim = async (pool = test1.database.pool) =>
+      (await pool.query("select id from claim_jobs('email', 5, 3)")).rowCount
+    const claimed = await Promise.all([claim(), claim(test1.open().pool), claim(test1.open().pool)])
+    assert.deepEqual(claimed.sort(), [0, 0, 3])
+  })
+
+  test('tidies away finished jobs of more than a day, histories of what is gone, and no others', async () => {
+    await empty()
+    await jobs.send(test1.db, 'email', [{ data: {} }, { data: {} }, { data: {} }])
+    const [old, young, broken] = await jobs.fetch('email', 3)
+    await jobs.complete(test1.db, 'email', [old!, young!])
+    await jobs.fail(broken!, 'no', { delayMs: 60_000 })
+    await sql`update pgboss.job set completed_on = now() - interval '25 hours'
+      where id = ${old!.id}`.execute(test1.db)
+    await sql`update job_errors set failed_at = now() - interval '25 hours'`.execute(test1.db)
+    await jobs.tidy()
+    assert.deepEqual(
+      new Set((await rows('email')).map(({ id }) => id)),
+      new Set([young!.id, broken!.id]),
+    )
+    assert.equal((await readAttempts(test1.db, [broken!.id])).size, 1)
+    await empty()
+    await jobs.tidy()
+    assert.equal((await readAttempts(test1.db, [broken!.id])).size, 0)
+  })
+
+  test('knows the tables of the pg-boss it was written for', async () => {
+    const { rows: found } = await sql<{ version: number }>`
+      select version from pgboss.version`.execute(test1.db)
+    assert.equal(found[0]?.version, pgbossSchemaVersion, 'compare 0003_jobs.sql with its plans.js')
   })
 })

@@ -8,10 +8,12 @@ import { test } from 'node:test'
 
 const root = join(import.meta.dirname, '..')
 const folders = ['domain', 'db', 'redis', 'workers', 'cli', 'test', 'bench']
-const files = globSync(`{${folders}}/**/*.{ts,js,sql}`, { cwd: root }).map((path) => ({
-  path,
-  text: readFileSync(join(root, path), 'utf8'),
-}))
+// bench/peers has packages of its own.
+const paths = globSync(`{${folders}}/**/*.{ts,js,sql}`, {
+  cwd: root,
+  exclude: (name) => name === 'node_modules' || name.endsWith('/node_modules'),
+})
+const files = paths.map((path) => ({ path, text: readFileSync(join(root, path), 'utf8') }))
 
 /** `workers/http/…` is `workers/http`, `workers/config.ts` is `workers`, `db/migrations/…` is `db`. */
 const areaOf = (path: string): string =>

@@ -195,7 +195,7 @@ describe('a pass over jobs', () => {
     dying: dying.signal,
     database: fresh.database,
   })
-  const shared = () => ({ jobs, db: fresh.db, queue: 'inbox', worker: worker() }) as const
+  const shared = () => ({ jobs, db: fresh.db, queue: 'commands', worker: worker() }) as const
   const number = (data: unknown) => {
     const { n } = data as { n: number }
     if (typeof n !== 'number') throw new Error('n must be a number')
@@ -204,10 +204,10 @@ describe('a pass over jobs', () => {
   const send = (...data: object[]) =>
     jobs.send(
       fresh.db,
-      'inbox',
+      'commands',
       data.map((one) => ({ data: one })),
     )
-  const rows = async (queue = 'inbox') => {
+  const rows = async (queue = 'commands') => {
     const { rows } = await sql<{ n: number; state: string; attempts: number; dueMs: number }>`
       select (data->>'n')::int as n, state, retry_count as attempts,
         (extract(epoch from start_after) * 1000)::float8 as "dueMs"
@@ -278,7 +278,7 @@ describe('a pass over jobs', () => {
       assert.ok(began <= settledAt && settledAt <= ended, `${n}: ${settledAt - began} ms`)
     }
     assert.deepEqual(
-      (await rows('inbox.dead')).map((row) => row.n),
+      (await rows('commands.dead')).map((row) => row.n),
       [3, null],
     )
     // A postponed job did not fail.
@@ -397,7 +397,7 @@ describe('a pass over jobs', () => {
     await new Promise((resolve) => setImmediate(resolve))
     aheadMs = 30_000
     answered.resolve()
-    assert.equal(await passed, 4)
+    assert.equal(Number(await passed) + Number(await pass.finish?.()), 4)
     assert.deepEqual(new Set((await rows()).map((row) => row.state)), new Set(['completed']))
   })
 
@@ -432,26 +432,130 @@ describe('a pass over jobs', () => {
 
   test('runs the jobs of a dead worker again', async () => {
     await send(...numbers(2))
-    await jobs.fetch('inbox', 2)
-    const { pass } = recoverLoop({ jobs, queue: 'inbox', worker: worker() })
+    await jobs.fetch('commands', 2)
+    const { pass } = recoverLoop({ jobs, queue: 'commands', worker: worker() })
     assert.equal(await pass(stopping.signal, all), 0)
     await sql`update pgboss.job set heartbeat_on = heartbeat_on - interval '11 s'`.execute(fresh.db)
     assert.equal(await pass(stopping.signal, all), 2)
+    const heir = jobPass({
+      ...shared(),
+      batchMax: 9,
+      concurrency: 4,
+      decode: number,
+      async handle() {},
+    })
+    assert.equal(await heir(stopping.signal, all), 2)
     assert.deepEqual(
-      (await jobs.fetch('inbox', 9)).map((job) => job.attempt),
-      [2, 2],
+      (await rows()).map(({ state, attempts }) => [state, attempts]),
+      [
+        ['completed', 1],
+        ['completed', 1],
+      ],
     )
+  })
+
+  test('runs alone what was in hand when its worker died, and buries what kills three', async () => {
+    const { pass: recover } = recoverLoop({ jobs, queue: 'commands', worker: worker() })
+    const die = async () => {
+      await sql`update pgboss.job set heartbeat_on = heartbeat_on - interval '11 s'
+        where state = 'active'`.execute(fresh.db)
+      await recover(stopping.signal, all)
+    }
+    await send(...numbers(6))
+    assert.equal((await jobs.fetch('commands', 6)).length, 6)
+    await die()
+    await send({ n: 6 }, { n: 7 })
+    const together: number[][] = []
+    // Three processes, each of which the job 4 kills while it runs: nothing it had in hand is settled.
+    for (let life = 1; life <= 3; life++) {
+      const running = new Set<number>()
+      const killed = Promise.withResolvers<never>()
+      killed.promise.catch(() => {})
+      const mortal: Jobs = {
+        ...jobs,
+        complete: (...args) => (running.has(4) ? new Promise(() => {}) : jobs.complete(...args)),
+        touch: () => new Promise(() => {}),
+      }
+      const pass = jobPass({
+        ...shared(),
+        jobs: mortal,
+        batchMax: 9,
+        concurrency: 4,
+        decode: number,
+        async handle({ data: n }) {
+          running.add(n)
+          together.push([...running])
+          if (n === 4) {
+            killed.reject(new Error('killed'))
+            await new Promise(() => {})
+          }
+          await new Promise((resolve) => setImmediate(resolve))
+          running.delete(n)
+        },
+      })
+      await Promise.race([pass(stopping.signal, all), killed.promise]).catch(() => {})
+      await die()
+    }
+    assert.deepEqual(
+      (await rows()).map(({ n, state }) => [n, state]),
+      [0, 1, 2, 3, 4, 5, 6, 7].map((n) => [n, n === 4 ? 'failed' : 'completed']),
+    )
+    assert.deepEqual(
+      together.filter((ns) => ns.includes(4)),
+      [[4], [4]],
+    )
+    assert.deepEqual(
+      (await rows('commands.dead')).map(({ n }) => n),
+      [4],
+    )
+  })
+
+  test('begins the next job while the last batch still runs', async () => {
+    const first = Promise.withResolvers<void>()
+    await send(...numbers(30))
+    const begun: number[] = []
+    const pass = jobPass({
+      ...shared(),
+      batchMax: 5,
+      concurrency: 2,
+      decode: number,
+      async handle({ data: n }) {
+        begun.push(n)
+        if (begun.length === 30) first.resolve()
+        if (n === 0) await first.promise
+      },
+    })
+    let handled = 0
+    while (handled < 30) handled += Number(await pass(stopping.signal, all))
+    assert.equal(new Set(begun).size, 30)
+  })
+
+  test('begins no more in a second than the queue may', async () => {
+    await send(...numbers(9))
+    const rate = { name: 'slow', perSecond: 0.001, burst: 4 }
+    const pass = jobPass({
+      ...shared(),
+      rate,
+      batchMax: 9,
+      concurrency: 9,
+      decode: number,
+      async handle() {},
+    })
+    assert.equal(await pass(stopping.signal, all), 4)
+    const outcome = (await pass(stopping.signal, all)) as { waitMs: number }
+    assert.ok(outcome.waitMs > 900_000, JSON.stringify(outcome))
+    assert.equal((await rows()).filter(({ state }) => state === 'created').length, 5)
   })
 
   test('takes nobody for dead who had no database to show a sign of life to', async () => {
     await send(...numbers(1))
-    await jobs.fetch('inbox', 1)
+    await jobs.fetch('commands', 1)
     const cable = await openCable(fresh.url)
     const far = openDatabase({ url: cable.url, name: 'far' })
     const farJobs = openJobs(far)
     const { pass } = recoverLoop({
       jobs: farJobs,
-      queue: 'inbox',
+      queue: 'commands',
       worker: { ...worker(), database: far },
     })
     try {

@@ -111,6 +111,11 @@ export const generatedSecret = (options: { doc: string }): Setting<string> => ({
   parse: (value) => (value.length >= 16 ? value : fail('must have at least 16 characters')),
 })
 
+const postgresUrl = (value: string): string =>
+  /^postgres(ql)?:\/\//.test(value)
+    ? value
+    : fail('must be a URL that begins with postgres:// or postgresql://')
+
 /** What every worker reads. */
 export const commonSettings = {
   NODE_ENV: text({ doc: 'production refuses mock authentication and missing secrets' }),
@@ -118,11 +123,13 @@ export const commonSettings = {
     doc: 'Postgres; unset: `fleet` starts an embedded one',
     required: true,
     secret: true,
-    parse: (value: string) =>
-      /^postgres(ql)?:\/\//.test(value)
-        ? value
-        : fail('must be a URL that begins with postgres:// or postgresql://'),
+    parse: postgresUrl,
   } satisfies Setting<string> as Setting<string>,
+  DATABASE_DIRECT_URL: text({
+    doc: 'Postgres past a pooler such as PgBouncer, to be woken by new jobs; unset: DATABASE_URL',
+    secret: true,
+    parse: postgresUrl,
+  }),
   FLEET_DATA_DIR: requiredText({
     doc: 'folder for the embedded Postgres, made secrets, written mails',
     fallback: '.fleet',

@@ -7,6 +7,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { schemaStatus } from '../db/migrate.ts'
 import { type Database, openDatabase, pingDatabase } from '../db/open.ts'
 import { redact } from '../domain/redact.ts'
+import { createBeat, listenForJobs } from './beat.ts'
 import { ConfigError, type commonSettings, type Environment, type Values } from './config.ts'
 import {
   createBudget,
@@ -131,25 +132,36 @@ async function live<C extends CommonConfig>(
     stopping: stopper.stopping,
     dying: stopper.dying,
     concurrency: (fallback) => limits.concurrency ?? fallback,
-    failed: (count) => budget.failed(count),
+    failed(count) {
+      budget.failed(count)
+      // A pass may go on for as long as there is work: this limit does not wait for its end.
+      const reached = budget.reached()
+      if (reached !== undefined) stopper.stop(reached)
+    },
   }
   if (!stopper.stopping.aborted) {
     const parts = await program.setup(worker)
     running.parts = parts
     const { once } = limits
     const context = { signal: stopper.stopping, budget, once, log, observer, stop: stopper.stop }
-    const ended = parts.loops.map((loop) => {
-      const state = createLoopState(loop)
-      running.states.push(state)
-      return runLoop(loop, state, context)
-    })
+    const beat = createBeat(name, database, stopper.stop)
+    const loops = [...parts.loops, beat.loop].map((loop) => ({
+      loop,
+      state: createLoopState(loop),
+    }))
+    running.states.push(...loops.map(({ state }) => state))
+    const url = config.DATABASE_DIRECT_URL ?? config.DATABASE_URL
+    const waits = !once && parts.loops.some(({ wokenBy }) => wokenBy !== undefined)
+    const listener = waits ? listenForJobs({ name, url, database, log }, loops) : undefined
+    const ended = loops.map(({ loop, state }) => runLoop(loop, state, context))
     // Nothing left to do (--once) is a reason to stop as well. Upkeep is no work of its own.
-    const own = ended.filter((_, i) => !parts.loops[i]?.upkeep)
+    const own = ended.filter((_, i) => !loops[i]?.loop.upkeep)
     const idle = own.length > 0 ? Promise.all(own) : new Promise(() => {})
     await Promise.race([idle, aborted(stopper.stopping)])
     stopper.stop('there is nothing left to do')
-    await Promise.all([...ended, parts.stop?.()])
+    await Promise.all([...ended, parts.stop?.(), listener?.close()])
     await parts.close?.()
+    await beat.leave().catch((error) => log.warn({ err: error }, 'could not leave the registry'))
   }
   await database.close()
   await metrics?.close()

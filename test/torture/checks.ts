@@ -138,7 +138,7 @@ export const checks: readonly { name: string; query: string }[] = [
     query: `select subject as row from (
         select o.subject, o.sequence, o.message_id, count(j.id) as jobs, min(j.created_on) as made,
           lag(min(j.created_on)) over (partition by o.subject order by o.sequence) as before
-        from outbox o left join pgboss.job j on j.name = 'inbox' and j.id = o.message_id
+        from outbox o left join torture_inbox j on j.id = o.message_id
         where o.type in ('order.completed', 'ticket.generated')
         group by o.subject, o.sequence, o.message_id) arrived
       where jobs <> 1 or made < before`,

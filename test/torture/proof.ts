@@ -24,6 +24,24 @@ export type Evidence = {
 
 const rowsMax = 5
 
+/** The inbox keeps no finished job: what was made of them is written down. One that runs again keeps its created_on. */
+export async function keepInbox(url: string): Promise<void> {
+  const client = new pg.Client({ connectionString: url })
+  await client.connect()
+  try {
+    await client.query(`
+      create table torture_inbox (id uuid, created_on timestamptz, primary key (id, created_on));
+      create function torture_keep() returns trigger language plpgsql as $$ begin
+        insert into torture_inbox values (new.id, new.created_on) on conflict do nothing;
+        return null;
+      end $$;
+      create trigger torture_keep after insert on pgboss.job
+        for each row when (new.name = 'inbox') execute function torture_keep()`)
+  } finally {
+    await client.end()
+  }
+}
+
 export async function prove(evidence: Evidence): Promise<Check[]> {
   const { url, writes, seen } = evidence
   const { db, close } = openDatabase({ url, name: 'proof' })

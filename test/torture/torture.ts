@@ -15,7 +15,7 @@ import { createDice } from './dice.ts'
 import { createFaults, type Faults } from './faults.ts'
 import { type Machine, startMachine } from './machines.ts'
 import { startPostgres } from './postgres.ts'
-import { type Check, describeChecks, mailDirOf, prove } from './proof.ts'
+import { type Check, describeChecks, keepInbox, mailDirOf, prove } from './proof.ts'
 import { describeRun, sumUp } from './report.ts'
 
 export type TortureOptions = {
@@ -60,6 +60,7 @@ async function runIn(
   ends.push(postgres.stop)
   const { url } = postgres
   await migrate({ url })
+  await keepInbox(url)
   const secret = randomBytes(16).toString('hex')
   const machines: Machine[] = []
   for (const name of ['machine-1', 'machine-2']) {

@@ -3,7 +3,7 @@
 // between the provider's yes and its own note of it; both carry the same Message-Id.
 
 import type { Job, Jobs } from '../../db/jobs.ts'
-import { countTokens, type Rate, takeTokens } from '../../db/rates.ts'
+import type { Rate } from '../../db/rates.ts'
 import type { Db } from '../../db/schema.ts'
 import { decodeEmailJob, type EmailJob, type EmailTemplate } from '../../domain/emails.ts'
 import { jobPass, RetryAfter, Unrecoverable } from '../jobs.ts'
@@ -32,13 +32,6 @@ export function emailPass(options: EmailOptions): Pass {
   const rate: Rate = { name: 'email', perSecond, burst: perSecond }
   // Made with the first mail: a worker that waits does without it.
   let renderer: ReturnType<typeof createRenderer> | undefined
-  let waitMs = 0
-
-  async function admit(count: number): Promise<number> {
-    const tokens = await takeTokens(db, rate, count)
-    waitMs = tokens.granted < count ? tokens.waitMs : 0
-    return tokens.granted
-  }
 
   async function handle(job: Job<EmailJob>, signal: AbortSignal): Promise<void> {
     const { job_id: id, template, recipient: to, created_at, request_id } = job.data
@@ -57,24 +50,15 @@ export function emailPass(options: EmailOptions): Pass {
     throw new RetryAfter(outcome.afterMs, outcome.why)
   }
 
-  const pass = jobPass({
+  return jobPass({
     db,
     jobs,
     queue: 'email',
     batchMax,
     concurrency,
     worker,
-    admit,
+    rate,
     decode: decodeEmailJob,
     handle,
   })
-
-  return async (signal, handledMax) => {
-    // Asked before claiming: jobs that may not go out yet are not taken from the queue and put back.
-    const { granted, waitMs: untilNextMs } = await countTokens(db, rate)
-    if (granted === 0) return { waitMs: untilNextMs }
-    waitMs = 0
-    const handled = await pass(signal, Math.min(handledMax, granted))
-    return handled === 0 && waitMs > 0 ? { waitMs } : handled
-  }
 }

@@ -18,8 +18,7 @@ await main({
   setup(worker) {
     const { config, database, log } = worker
     const { db } = database
-    const onError = (error: Error) => log.warn({ err: error }, 'upkeep of the job table failed')
-    const jobs = openJobs({ ...database, upkeep: true, onError })
+    const jobs = openJobs(database)
     const provider = createLogProvider(config.FLEET_DATA_DIR)
     const concurrency = worker.concurrency(20)
     const send = { from: config.EMAIL_FROM, perSecond: config.EMAIL_RATE, concurrency }
@@ -29,7 +28,7 @@ await main({
     log.info({ provider: provider.name, per_second: send.perSecond, concurrency }, 'sends mails')
     return {
       loops: [
-        { name: 'email', pass, idleMs: config.EMAIL_POLL_MS },
+        { name: 'email', pass, idleMs: config.EMAIL_POLL_MS, wokenBy: 'email' },
         recoverLoop({ jobs, queue: 'email', worker }),
       ],
       close: () => jobs.close(),

@@ -30,7 +30,7 @@ await main({
     const run = commandPass({ db, jobs, commands, worker })
     return {
       loops: [
-        { name: 'commands', pass: run, idleMs: 250 },
+        { name: 'commands', pass: run, idleMs: 250, wokenBy: 'commands' },
         ...upkeepLoops({ db, jobs, stores, worker }),
       ],
       stop: () => app.close(),

@@ -7,6 +7,7 @@ import type { Db } from '../../db/schema.ts'
 import { AppError } from '../../domain/errors.ts'
 import { recoverLoop } from '../jobs.ts'
 import type { Loop } from '../loop.ts'
+import { everyMinute, scheduledLoop } from '../schedule.ts'
 import type { Worker } from '../worker.ts'
 import { problem } from './problem.ts'
 import type { Stores } from './stores.ts'
@@ -26,10 +27,10 @@ export const upkeepLoops = ({ db, stores, jobs, worker }: Parts): Loop[] => [
     idleMs: 5000,
     upkeep: true,
   },
-  {
-    name: 'prune',
+  scheduledLoop({
+    db,
+    name: 'http prune',
+    schedule: everyMinute,
     pass: async () => (await stores.prune()) + (await pruneCommands(db)),
-    idleMs: 60_000,
-    upkeep: true,
-  },
+  }),
 ]

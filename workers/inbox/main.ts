@@ -3,6 +3,7 @@
 import { openJobs } from '../../db/jobs.ts'
 import { readConfig } from '../config.ts'
 import { recoverLoop } from '../jobs.ts'
+import { everyMinute, scheduledLoop } from '../schedule.ts'
 import { main } from '../worker.ts'
 import { inboxSettings } from './config.ts'
 import { inboxPass, prunePass } from './inbox.ts'
@@ -15,17 +16,16 @@ await main({
   metricsPort: 9402,
   poolMax: 4,
   setup(worker) {
-    const { config, database, log } = worker
+    const { config, database } = worker
     const { db } = database
-    const onError = (error: Error) => log.warn({ err: error }, 'upkeep of the job table failed')
-    const jobs = openJobs({ ...database, upkeep: true, onError })
+    const jobs = openJobs(database)
     const batchMax = config.INBOX_BATCH
     const pass = inboxPass({ db, jobs, worker, batchMax, ...createInboxMetrics() })
     return {
       loops: [
-        { name: 'inbox', pass, idleMs: config.INBOX_POLL_MS },
+        { name: 'inbox', pass, idleMs: config.INBOX_POLL_MS, wokenBy: 'inbox' },
         recoverLoop({ jobs, queue: 'inbox', worker }),
-        { name: 'prune', pass: prunePass(db), idleMs: 60_000, upkeep: true },
+        scheduledLoop({ db, name: 'inbox prune', schedule: everyMinute, pass: prunePass(db) }),
       ],
       close: () => jobs.close(),
     }

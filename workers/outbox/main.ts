@@ -2,6 +2,7 @@
 
 import { openJobs } from '../../db/jobs.ts'
 import { readConfig } from '../config.ts'
+import { everyMinute, scheduledLoop } from '../schedule.ts'
 import { main } from '../worker.ts'
 import { outboxSettings } from './config.ts'
 import { createDatabaseBroker } from './database.ts'
@@ -29,7 +30,7 @@ await main({
     return {
       loops: [
         { name: 'relay', pass: relay, idleMs: config.OUTBOX_POLL_MS },
-        { name: 'prune', pass: prunePass(db), idleMs: 60_000, upkeep: true },
+        scheduledLoop({ db, name: 'outbox prune', schedule: everyMinute, pass: prunePass(db) }),
       ],
       close: () => jobs.close(),
     }

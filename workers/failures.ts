@@ -1,0 +1,99 @@
+// What a handler may throw, and how a job that failed is settled and told of: one log line a failure. A job that is given
+// up has the code that alerts are made of, and the same facts as its audit row.
+
+import { Counter } from 'prom-client'
+import type { Failed, Job } from '../db/jobs.ts'
+import { queueOf } from '../domain/queues.ts'
+import { jobRetryDelayMs, jobSchedules } from '../domain/retries.ts'
+import { describeError } from './log.ts'
+import type { Runtime } from './pipeline.ts'
+
+/** Thrown by a handler: no repetition can mend it, to the dead letter queue at once. */
+export class Unrecoverable extends Error {}
+
+/** Thrown by a handler: not now, but after `delayMs`; no attempt is spent. */
+export class Postpone extends Error {
+  readonly delayMs: number
+  constructor(delayMs: number, why: string) {
+    super(why)
+    this.delayMs = delayMs
+  }
+}
+
+/** Thrown by a handler: the other side asks to be left alone so long. The queue's schedule may wait longer. */
+export class RetryAfter extends Error {
+  readonly retryAfterMs: number
+  constructor(retryAfterMs: number, why: string) {
+    super(why)
+    this.retryAfterMs = retryAfterMs
+  }
+}
+
+const labelNames = ['queue'] as const
+const retried = new Counter({ name: 'jobs_retried_total', help: 'Failed attempts', labelNames })
+const dead = new Counter({ name: 'jobs_dead_total', help: 'Jobs given up', labelNames })
+
+type Settled = Pick<Runtime, 'jobs' | 'queue' | 'worker'>
+
+export async function settleFailure(
+  { jobs, queue, worker }: Settled,
+  job: Job,
+  error: unknown,
+  signal: AbortSignal,
+): Promise<void> {
+  if (error instanceof Postpone) return await jobs.release(queue, [job], error.delayMs)
+  // It was dropped by us, and did not fail.
+  if (worker.dying.aborted) return await jobs.release(queue, [job])
+  const hopeless = error instanceof Unrecoverable
+  const delayMs = hopeless ? null : delayAfter(job, error)
+  const next = delayMs === null ? 'dead' : { delayMs }
+  const kind = hopeless ? 'hopeless' : signal.aborted ? 'late' : 'failed'
+  const told = kind === 'late' ? tookTooLong(job, error) : error
+  const failed = await jobs.fail(job, told, next, kind)
+  worker.failed(1)
+  tellFailure(worker, job, failed, told)
+}
+
+function tookTooLong({ queue }: Job, cause: unknown): Error {
+  const seconds = queueOf(queue)?.expireInSeconds
+  return new Error(`it took longer than its queue allows (${seconds} s)`, { cause })
+}
+
+/** By the attempts that are left: a death of its worker made one more, and spent none of the schedule. */
+function delayAfter(job: Job, error: unknown): number | null {
+  const schedule = jobSchedules[queueOf(job.queue)?.retry ?? 'background']
+  const asked = error as { retryAfterMs?: unknown; extra?: { retryAfterMs?: unknown } } | null
+  const retryAfterMs = Number(asked?.retryAfterMs ?? asked?.extra?.retryAfterMs ?? 0)
+  const attempt = schedule.length - (job.attemptsMax - job.attempt) + 1
+  return jobRetryDelayMs(schedule, Math.max(1, attempt), retryAfterMs)
+}
+
+/** One line a failure. */
+export function tellFailure(
+  { log }: Pick<Settled['worker'], 'log'>,
+  job: Job,
+  failed: Failed,
+  error: unknown,
+): void {
+  const { id, queue, attempt, attemptsMax } = job
+  const data = (job.data ?? {}) as { requestid?: unknown; request_id?: unknown }
+  const told = {
+    job_id: id,
+    queue,
+    attempt,
+    attempts_max: attemptsMax,
+    request_id: data.requestid ?? data.request_id,
+    error: describeError(error),
+  }
+  if (failed.became === 'dead') {
+    const { code, deadJobId: dead_job_id, type, transport, attempts, errors, stack } = failed.audit
+    dead.inc({ queue })
+    log.error(
+      { ...told, code, dead_job_id, type, transport, attempts, errors, stack },
+      'a job is in the dead letter queue',
+    )
+  } else if (failed.became === 'retry') {
+    retried.inc({ queue })
+    log.warn(told, 'a job failed and will run again')
+  } else log.warn(told, 'a job failed that another worker has taken over')
+}
