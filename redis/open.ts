@@ -114,7 +114,9 @@ function connect({ url, name, commandTimeoutMs = 250 }: RedisOpenOptions): Redis
  */
 export function answered<T>(reply: Promise<T>, ms = 250): Promise<T> {
   return new Promise<T>((resolve, reject) => {
-    const late = setTimeout(() => reject(new RedisUnavailable(`no answer within ${ms} ms`)), ms)
+    const refuse = () => reject(new RedisUnavailable(`no answer within ${ms} ms`))
+    // A turn later: when it was this process that was late, the answer lies there and is read first.
+    const late = setTimeout(() => setImmediate(refuse), ms)
     reply
       .then(resolve, (error) => reject(new RedisUnavailable(error)))
       .finally(() => clearTimeout(late))

@@ -65,7 +65,19 @@ describe('the outbox', () => {
     await sql`update outbox_cursors set txid = '0', id = 0, relayed = 0`.execute(fresh.db)
   })
 
-  const write = (events: NewEvent[]) => transaction(fresh.db, (tx) => writeEvents(tx, events))
+  /** The horizon is that of the whole server: what other test files write must be out of the way. */
+  const write = async (events: NewEvent[]) => {
+    await transaction(fresh.db, (tx) => writeEvents(tx, events))
+    await until(async () => {
+      const { rows } = await sql`
+        select from pg_stat_activity
+        where (datname is distinct from current_database() or backend_type <> 'client backend')
+          and backend_xid::text::bigint <= (select max(txid)::text::bigint from outbox)`.execute(
+        fresh.db,
+      )
+      return rows.length === 0
+    })
+  }
   const relay = (broker: Broker<never>, db = fresh.db) =>
     relayPass({ db, broker: broker as never, batchMax: 500 })(signal, Number.POSITIVE_INFINITY)
   const recorder = () => {
