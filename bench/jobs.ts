@@ -121,6 +121,20 @@ async function openPostgres(): Promise<{ url: string; admin: pg.Client }> {
   return { url: url.href, admin }
 }
 
+let ending: Promise<void> | undefined
+
+function end(): Promise<void> {
+  ending ??= (async () => {
+    for (const one of ends.reverse()) await one()
+    rmSync(folder, { recursive: true, force: true })
+  })()
+  return ending
+}
+
+// The servers must not outlive a run that is cut short.
+for (const signal of ['SIGINT', 'SIGTERM'] as const) {
+  process.once(signal, () => void end().finally(() => process.exit(1)))
+}
 try {
   installPeers()
   const { url, admin } = await openPostgres()
@@ -154,8 +168,7 @@ try {
   }
   await compare(contenders, admin)
 } finally {
-  for (const end of ends.reverse()) await end()
-  rmSync(folder, { recursive: true, force: true })
+  await end()
 }
 console.log(`\n${faults.length === 0 ? 'every job ran, each once' : faults.join('\n')}`)
 if (faults.length > 0) process.exitCode = 1

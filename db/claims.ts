@@ -22,7 +22,7 @@ type Row = {
   retry_count: number
   retry_limit: number
   priority: number
-  created_on: Date
+  created_ms: number
 }
 
 /** The oldest that are due, in their order; none of a paused queue. */
@@ -46,9 +46,7 @@ export async function hasSuspects(db: Db, queue: QueueName): Promise<boolean> {
 }
 
 const byAge = (a: Row, b: Row): number =>
-  b.priority - a.priority ||
-  a.created_on.getTime() - b.created_on.getTime() ||
-  (a.id < b.id ? -1 : 1)
+  b.priority - a.priority || a.created_ms - b.created_ms || (a.id < b.id ? -1 : 1)
 
 const toJob = (queue: QueueName, row: Row): Job => ({
   id: row.id,
@@ -56,7 +54,7 @@ const toJob = (queue: QueueName, row: Row): Job => ({
   data: row.data,
   attempt: row.retry_count + 1,
   attemptsMax: row.retry_limit + 1,
-  createdAt: row.created_on,
+  createdAt: new Date(row.created_ms),
 })
 
 const idsOf = (jobs: readonly Job[]) => sql`${jobs.map(({ id }) => id)}::uuid[]`

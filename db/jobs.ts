@@ -3,7 +3,6 @@
 
 import type pg from 'pg'
 import type { PgBoss } from 'pg-boss'
-import { v7 as uuidv7 } from 'uuid'
 import type { QueueName } from '../domain/queues.ts'
 import {
   claimJobs,
@@ -15,6 +14,7 @@ import {
   touchJobs,
 } from './claims.ts'
 import { type Failed, type Failure, failJob, type Recovered, recoverJobs } from './failures.ts'
+import { newIds } from './ids.ts'
 import { createBoss, over } from './jobTable.ts'
 import { tidyJobs } from './jobUpkeep.ts'
 import type { Db, Tx } from './schema.ts'
@@ -90,7 +90,7 @@ export function openJobs({ db, pool }: JobsOptions): Jobs {
   return {
     async send(on, queue, jobs) {
       if (jobs.length === 0) return
-      await (await ready()).insert(queue, jobs.map(toInsert), { db: over(on) as never })
+      await (await ready()).insert(queue, toInserts(jobs), { db: over(on) as never })
       if (jobs.every(({ delayMs = 0 }) => delayMs > 0)) return
       if (on.isTransaction) afterCommit(on as Tx, () => waker.wake(queue))
       else waker.wake(queue)
@@ -138,9 +138,12 @@ export function openJobs({ db, pool }: JobsOptions): Jobs {
 const readCommitted = { isolation: 'read committed' } as const
 
 /** A UUID v7 tells the order of jobs that were sent together, and so have one created_on. */
-const toInsert = ({ id = uuidv7(), data, delayMs, priority }: NewJob) => ({
-  id,
-  data,
-  ...(priority === undefined ? {} : { priority }),
-  ...(delayMs === undefined ? {} : { startAfter: `${Math.round(delayMs)} milliseconds` }),
-})
+function toInserts(jobs: readonly NewJob[]) {
+  const ids = newIds(jobs.length)
+  return jobs.map(({ id, data, delayMs, priority }, i) => ({
+    id: id ?? (ids[i] as string),
+    data,
+    ...(priority === undefined ? {} : { priority }),
+    ...(delayMs === undefined ? {} : { startAfter: `${Math.round(delayMs)} milliseconds` }),
+  }))
+}

@@ -5,6 +5,7 @@ import { randomUUID } from 'node:crypto'
 import { after, before, describe, test } from 'node:test'
 import { sql } from 'kysely'
 import { readAttempts, readAudit } from '../db/attempts.ts'
+import { newIds } from '../db/ids.ts'
 import { readQueueRates, readQueueStats } from '../db/jobStats.ts'
 import { type Job, type Jobs, openJobs } from '../db/jobs.ts'
 import { installJobs, pgbossSchemaVersion } from '../db/jobTable.ts'
@@ -344,6 +345,16 @@ describe('the job table', () => {
     await empty()
     await jobs.tidy()
     assert.equal((await readAttempts(test1.db, [broken!.id])).size, 0)
+  })
+
+  test('gives ids in ascending order, whatever the clock does, none twice', (t) => {
+    const made: string[] = []
+    for (const now of [5000, 5000, 4000, 6000]) {
+      t.mock.method(Date, 'now', () => now + 4e12)
+      made.push(...newIds(1000))
+    }
+    assert.deepEqual(made, [...new Set(made)].sort())
+    assert.ok(made.every((id) => /^[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab]/.test(id)))
   })
 
   test('knows the tables of the pg-boss it was written for', async () => {
