@@ -6,6 +6,7 @@ import { mkdtemp, readdir, readFile, rm } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { after, before, beforeEach, describe, test } from 'node:test'
+import { setTimeout as sleep } from 'node:timers/promises'
 import { sql } from 'kysely'
 import { type Jobs, openJobs } from '../db/jobs.ts'
 import { countTokens, takeTokens } from '../db/rates.ts'
@@ -302,7 +303,13 @@ describe('the email worker', () => {
       fresh.db,
     )
     await sql`alter table rate_buckets enable trigger held`.execute(fresh.db)
-    assert.equal(await passes[0]?.(signal, all), 5)
+    // It asks again when it said it would.
+    let handled: Awaited<ReturnType<(typeof passes)[0]>> = outcome
+    while (typeof handled !== 'number') {
+      await sleep(handled.waitMs)
+      handled = await passes[0]!(signal, all)
+    }
+    assert.equal(handled, 5)
     assert.equal(sent.length, 10)
   })
 
