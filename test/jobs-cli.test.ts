@@ -539,13 +539,14 @@ test('in a shell: jobs is the program for what is ours, and the builtin for what
     writeFileSync(file, '#!/bin/sh\necho "program $*"\n', { mode: 0o755 })
   }
   const script = `${shellLines(folder)}
-    sleep 20 & jobs stats email; jobs; jobs -p >/dev/null && echo listed; jobs %1; jobs --help
+    sleep 100 & sleeper=$!
+    jobs stats email; jobs; jobs -p >/dev/null && echo listed; jobs %1; jobs --help
     COMP_LINE='jobs failed:sh' COMP_POINT=14 _flotilla 2>&1
-    kill $!`
+    kill $sleeper`
   const out = await new Promise<string>((resolve, reject) => {
     execFile('bash', ['-c', script], (error, out) => (error ? reject(error) : resolve(out)))
   })
-  const running = String.raw`\[1\]\+ +Running +sleep 20 &`
+  const running = String.raw`\[1\]\+ +Running +sleep 100 &`
   assert.match(
     out,
     new RegExp(`^program stats email\n${running}\nlisted\n${running}\nprogram --help\n`),
