@@ -36,6 +36,7 @@ export type JobPassOptions<T> = Runtime & {
 
 export function jobPass<T>(options: JobPassOptions<T>): Pass {
   const { jobs, queue, db, batchMax, concurrency, worker } = options
+  const took = duration.labels(queue)
   const acks = createAcks<{ job: Job; settle: Settle }>({
     async say(group) {
       const finished = group.map(({ job }) => job)
@@ -52,15 +53,15 @@ export function jobPass<T>(options: JobPassOptions<T>): Pass {
 
   async function run([held]: Held[], settle: Settle): Promise<void> {
     const { job, signal } = held as Held
-    const end = duration.startTimer({ queue })
+    const begunAt = performance.now()
     try {
       await options.handle({ ...job, data: decodeJob(job, options.decode) }, signal)
     } catch (error) {
-      end()
+      took.observe((performance.now() - begunAt) / 1000)
       await untilSaid(signal, () => settleFailure(options, job, error, signal))
       return settle([job])
     }
-    end()
+    took.observe((performance.now() - begunAt) / 1000)
     // The lane goes on while this is on its way, but not without end.
     acks.add({ job, settle })
     while (acks.waiting > 2 * batchMax) await acks.next()

@@ -44,7 +44,6 @@ const passMs = 1000
 const lookAgainMs = 250
 const suspectsEveryMs = 1000
 const claimsAtOnce = 2
-const paceMs = 500
 /** Time to give a job back before it is taken away. */
 const marginMs = 1000
 
@@ -57,8 +56,9 @@ export function createPipeline(options: PipelineOptions): Pass {
   const faults: unknown[] = []
   let changed = Promise.withResolvers<void>()
   let [busy, claiming, asked, settled] = [0, 0, 0, 0]
-  let [paceAt, begun, lastPace, claimMs] = [performance.now(), 0, 0, 0]
-  let [stopping, alone] = [false, false]
+  // How long the lanes took to begin what was there, and how long the last claim took.
+  let [begun, busyMs, filledAt, claimMs] = [0, 0, 0, 0]
+  let [stopping, alone, looking] = [false, false, false]
   // The queue had no more until then; there is no token until then.
   let [dryUntil, tokensAt, suspectsAt] = [0, 0, Number.NEGATIVE_INFINITY]
   let roomMax = 0
@@ -91,6 +91,7 @@ export function createPipeline(options: PipelineOptions): Pass {
 
   function accept(claimed: Job[], claimedAt: number): void {
     const signal = signalFor(claimedAt)
+    if (buffer.length === 0) filledAt = performance.now()
     for (const job of claimed) {
       inHand.add(job)
       buffer.push({ job, signal })
@@ -119,7 +120,6 @@ export function createPipeline(options: PipelineOptions): Pass {
   async function runLane(): Promise<void> {
     busy++
     for (let held = take(); held.length > 0; held = take()) {
-      begun += held.length
       await options.run(held, settle).catch((error) => {
         settle(
           held.map(({ job }) => job),
@@ -134,6 +134,11 @@ export function createPipeline(options: PipelineOptions): Pass {
   function take(): Held[] {
     if (stopping || buffer[0]?.signal.aborted !== false) return []
     const held = buffer.splice(0, takeMax)
+    begun += held.length
+    if (buffer.length === 0) {
+      busyMs += performance.now() - filledAt
+      if (begun > 10 * batchMax) [begun, busyMs] = [begun / 2, busyMs / 2]
+    }
     claimAhead()
     return held
   }
@@ -141,8 +146,7 @@ export function createPipeline(options: PipelineOptions): Pass {
   /** Claims when what is left would be begun before the next claim is back. */
   function claimAhead(): void {
     const now = performance.now()
-    if (now - paceAt > paceMs) [lastPace, paceAt, begun] = [begun / (now - paceAt), now, 0]
-    const pace = Math.max(lastPace, begun / paceMs)
+    const pace = begun / Math.max(1, busyMs + (buffer.length > 0 ? now - filledAt : 0))
     const ahead = Math.max(takeMax * lanes, 1.5 * pace * claimMs)
     if (buffer.length + asked >= Math.min(ahead, claimsAtOnce * batchMax)) return
     if (stopping || alone || claiming >= claimsAtOnce || now < dryUntil || now < tokensAt) return
@@ -215,12 +219,27 @@ export function createPipeline(options: PipelineOptions): Pass {
     return handled
   }
 
-  /** Once a second, and after each one: whether some must run alone. Then nothing is claimed until nothing is in hand. */
-  async function seekSuspects(): Promise<void> {
-    if (performance.now() - suspectsAt > suspectsEveryMs) {
-      suspectsAt = performance.now()
-      alone ||= await jobs.suspects(queue)
-    }
+  /** Once a second: whether some must run alone. The others do not wait for the answer. */
+  function lookForSuspects(): void {
+    if (alone || looking || performance.now() - suspectsAt < suspectsEveryMs) return
+    looking = true
+    suspectsAt = performance.now()
+    jobs
+      .suspects(queue)
+      .then(
+        (found) => {
+          alone ||= found
+        },
+        (error) => faults.push(error),
+      )
+      .finally(() => {
+        looking = false
+        change()
+      })
+  }
+
+  /** Claims nothing until nothing is in hand, then one after the other, until there is none. */
+  async function runSuspects(): Promise<void> {
     if (!alone || inHand.size > 0 || claiming > 0) return
     const claimedAt = performance.now()
     if (rate && (await pay(rate, 1)) === 0) return
@@ -232,7 +251,7 @@ export function createPipeline(options: PipelineOptions): Pass {
   /** What the pass comes back with, if it is over. */
   function outcome(until: number): Awaited<ReturnType<Pass>> | undefined {
     const now = performance.now()
-    const idle = inHand.size === 0 && claiming === 0
+    const idle = inHand.size === 0 && claiming === 0 && !looking
     if (!idle && now < until) return undefined
     if (settled > 0) return told()
     if (!idle) return { waitMs: 0 }
@@ -252,7 +271,8 @@ export function createPipeline(options: PipelineOptions): Pass {
       for (;;) {
         if (faults.length > 0) throw faults.splice(0)[0]
         if (stopping || worker.dying.aborted) return await finish()
-        if (settled < roomMax) await seekSuspects()
+        lookForSuspects()
+        if (settled < roomMax) await runSuspects()
         await giveBack((held) => held.signal.aborted)
         startLanes()
         const next = changed.promise
