@@ -397,7 +397,8 @@ describe('a pass over jobs', () => {
     await new Promise((resolve) => setImmediate(resolve))
     aheadMs = 30_000
     answered.resolve()
-    assert.equal(Number(await passed) + Number(await pass.finish?.()), 4)
+    await passed
+    await pass.finish?.()
     assert.deepEqual(new Set((await rows()).map((row) => row.state)), new Set(['completed']))
   })
 
