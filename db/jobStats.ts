@@ -32,6 +32,9 @@ export async function readQueueStats(db: Db): Promise<QueueStats[]> {
       extract(epoch from clock_timestamp() - min(start_after)
         filter (where state < 'active' and start_after <= clock_timestamp()))::float8 as oldest_seconds
     from pgboss.job where name = any(${names}) and state <= 'active' group by name`.execute(db)
+  const inHand = await sql<{ queue: string; count: number }>`
+    select queue, sum(bit_count(~settled))::int as count from claims group by queue`.execute(db)
+  const held = new Map(inHand.rows.map((row) => [row.queue, row.count]))
   const paused = await readPaused(db)
   const found = new Map(rows.map((row) => [row.queue, row]))
   return queues.map(({ name: queue }) => {
@@ -41,7 +44,7 @@ export async function readQueueStats(db: Db): Promise<QueueStats[]> {
       queue,
       ready: row?.ready ?? 0,
       delayed: row?.delayed ?? 0,
-      active: row?.active ?? 0,
+      active: (row?.active ?? 0) + (held.get(queue) ?? 0),
       failed: dead ? dead.ready + dead.delayed + dead.active : 0,
       oldest_seconds: row?.oldest_seconds ?? null,
       paused: paused.has(queue),
@@ -52,16 +55,15 @@ export async function readQueueStats(db: Db): Promise<QueueStats[]> {
 const rateSeconds = 60
 
 /**
- * Jobs settled a second over the last minute, by queue: counted where finished ones are kept, by the index job_i16 (name,
- * completed_on); else what the workers that are alive say.
+ * Jobs settled a second over the last minute, by queue: counted where finished ones are kept, by finished_jobs_at (queue,
+ * finished_at); else what the workers that are alive say.
  */
 export async function readQueueRates(db: Db): Promise<Map<string, number>> {
   const kept = queues.filter(({ keepFinished }) => keepFinished).map(({ name }) => name)
   const counted = await sql<{ queue: string; done: number }>`
-    select name as queue, count(*)::int as done from pgboss.job
-    where name = any(${kept}) and state = 'completed'
-      and completed_on > now() - ${rateSeconds} * interval '1 second'
-    group by name`.execute(db)
+    select queue, count(*)::int as done from finished_jobs
+    where queue = any(${kept}) and finished_at > now() - ${rateSeconds} * interval '1 second'
+    group by queue`.execute(db)
   const done = new Map(counted.rows.map((row) => [row.queue, row.done / rateSeconds]))
   const alive = (await readWorkers(db)).filter((worker) => worker.alive)
   const said = (queue: string) =>
