@@ -74,11 +74,14 @@ export async function completeJobs(
   return rows[0]?.settled ?? 0
 }
 
-/** @returns how many were still ours */
-export async function touchJobs(db: Db, queue: QueueName, jobs: readonly Job[]): Promise<number> {
-  const { rows } = await sql<{ settled: number }>`
-    select touch_jobs(${queue}, ${idsOf(jobs)}, ${countsOf(jobs)}) as settled`.execute(db)
-  return rows[0]?.settled ?? 0
+/** A job that is not in this worker's hands any more: cancelled, or taken over, or settled meanwhile. */
+export type Lost = { job: Job; cancelled: boolean }
+
+/** Shows a sign of life. What is being settled at that moment counts as ours. @returns what is ours no more */
+export async function touchJobs(db: Db, queue: QueueName, jobs: readonly Job[]): Promise<Lost[]> {
+  const { rows } = await sql<{ place: string; cancelled: boolean }>`
+    select place, cancelled from show_life(${queue}, ${idsOf(jobs)}, ${countsOf(jobs)})`.execute(db)
+  return rows.map(({ place, cancelled }) => ({ job: jobs[Number(place) - 1] as Job, cancelled }))
 }
 
 export async function releaseJobs(

@@ -10,6 +10,7 @@ import {
   completeJobs,
   hasSuspects,
   type Job,
+  type Lost,
   releaseJobs,
   touchJobs,
 } from './claims.ts'
@@ -21,7 +22,7 @@ import type { Db, Tx } from './schema.ts'
 import { afterCommit, transaction } from './transaction.ts'
 import { createWaker } from './wake.ts'
 
-export type { Job } from './claims.ts'
+export type { Job, Lost } from './claims.ts'
 export type { Failed, Failure, Recovered } from './failures.ts'
 
 export type NewJob = {
@@ -52,8 +53,8 @@ export type Jobs = {
   fail(job: Job, error: unknown, next: Failure['next'], kind?: Failure['kind']): Promise<Failed>
   /** Gives jobs back without spending an attempt, due after `delayMs`. */
   release(queue: QueueName, jobs: readonly Job[], delayMs?: number): Promise<void>
-  /** Tells that we are still at work. @returns how many are still ours */
-  touch(queue: QueueName, jobs: readonly Job[]): Promise<number>
+  /** Tells that we are still at work. @returns those that are ours no more */
+  touch(queue: QueueName, jobs: readonly Job[]): Promise<Lost[]>
   /** Fails, at most 100 at once, the jobs of workers that died and those that took too long. */
   recover(queue: QueueName): Promise<Recovered[]>
   /** Deletes what is old and keeps the statistics fresh, a bounded piece. @returns how many rows went */
@@ -117,7 +118,7 @@ export function openJobs({ db, pool }: JobsOptions): Jobs {
     },
 
     async touch(queue, jobs) {
-      return jobs.length === 0 ? 0 : await touchJobs(db, queue, jobs)
+      return jobs.length === 0 ? [] : await touchJobs(db, queue, jobs)
     },
 
     async recover(queue) {

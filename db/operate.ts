@@ -3,10 +3,14 @@
 // seen is understood: the one in the queue, the one in its dead letter queue, and the beginning of either.
 
 import { type SqlBool, sql } from 'kysely'
+import type { StoredResponse } from '../domain/idempotency.ts'
 import { deadLetterOf, type QueueName, queues } from '../domain/queues.ts'
 import { type Audit, readAudits } from './attempts.ts'
+import { closeCommandOf } from './commands.ts'
 import { pgbossSchemaVersion } from './jobTable.ts'
 import type { Db } from './schema.ts'
+import { transaction } from './transaction.ts'
+import { heldWord, notifyQueues } from './wake.ts'
 
 export const jobStates = ['ready', 'delayed', 'active', 'failed', 'finished'] as const
 export type JobState = (typeof jobStates)[number]
@@ -204,15 +208,29 @@ export async function readAuditsOf(db: Db, text: string): Promise<Audit[]> {
 export type Cancelled = 'cancelled' | 'lost'
 
 /**
- * Takes a job out of its queue for good, in whatever state it waits or runs. The worker of one that runs is not
- * interrupted, and settles nothing any more. @returns `lost`: it has finished meanwhile
+ * Takes a job out of its queue for good, in whatever state it waits or runs. The worker that has it in hand drops it
+ * when it hears of it, within a second as a rule, and settles nothing any more. What had asked for a command gets
+ * `answer`; the command then cannot be carried out any more, and one that was answered keeps its answer.
+ * @returns `lost`: it has finished meanwhile
  */
 export async function cancelJob(
   db: Db,
   { queue, id }: Pick<JobRow, 'queue' | 'id'>,
+  answer: StoredResponse,
 ): Promise<Cancelled> {
-  const { numAffectedRows } = await sql`
-    update pgboss.job set state = 'cancelled', completed_on = clock_timestamp()
-    where name = ${queue} and id = ${id} and state < 'completed'`.execute(db)
-  return numAffectedRows === 1n ? 'cancelled' : 'lost'
+  const cancelled = await transaction(
+    db,
+    async (tx) => {
+      const { rows } = await sql<{ data: unknown }>`
+        update pgboss.job set state = 'cancelled', completed_on = clock_timestamp()
+        where name = ${queue} and id = ${id} and state < 'completed' returning data`.execute(tx)
+      if (rows[0] && queue === 'commands') await closeCommandOf(tx, rows[0].data, answer)
+      return rows.length > 0
+    },
+    { isolation: 'read committed' },
+  )
+  if (!cancelled) return 'lost'
+  // A worker that does not hear of it finds out at its next sign of life.
+  await notifyQueues(db, [heldWord(queue)]).catch(() => {})
+  return 'cancelled'
 }

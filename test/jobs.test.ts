@@ -166,7 +166,40 @@ describe('the job table', () => {
     // The first worker was only slow: it has no say any more.
     assert.equal(await jobs.complete(test1.db, 'inbox', [lost]), 0)
     assert.equal((await jobs.fail(lost, 'late', 'dead')).became, 'lost')
-    assert.equal(await jobs.touch('inbox', [lost]), 0)
+    assert.deepEqual(await jobs.touch('inbox', [lost]), [{ job: lost, cancelled: false }])
+  })
+
+  test('shows a sign of life without waiting for what is being settled, and hears of what is not its own', async () => {
+    await empty()
+    await jobs.send(
+      test1.db,
+      'inbox',
+      Array.from({ length: 5 }, (_, n) => ({ data: { n } })),
+    )
+    const all = await jobs.fetch('inbox', 5)
+    const [locked, kept, gone, cancelled, retried] = all as [Job, Job, Job, Job, Job]
+    await sql`update pgboss.job set heartbeat_on = heartbeat_on - interval '8 s'`.execute(test1.db)
+    await jobs.complete(test1.db, 'inbox', [gone])
+    await sql`update pgboss.job set state = 'cancelled' where id = ${cancelled.id}`.execute(
+      test1.db,
+    )
+    await jobs.release('inbox', [retried])
+    const settling = await test1.open().db.startTransaction().execute()
+    assert.equal(await jobs.complete(settling, 'inbox', [locked]), 1)
+    assert.deepEqual(await jobs.touch('inbox', all), [
+      { job: gone, cancelled: false },
+      { job: cancelled, cancelled: true },
+      { job: retried, cancelled: false },
+    ])
+    await settling.rollback().execute()
+    const { rows: shown } = await sql<{ id: string }>`
+      select id from pgboss.job where heartbeat_on > clock_timestamp() - interval '7 s'`.execute(
+      test1.db,
+    )
+    assert.deepEqual(
+      shown.map(({ id }) => id),
+      [kept.id],
+    )
   })
 
   test('recovers a job that takes longer than its queue allows', async () => {
@@ -174,7 +207,7 @@ describe('the job table', () => {
     await jobs.send(test1.db, 'email', [{ data: {} }])
     const job = await fetchOne('email')
     await sql`update pgboss.job set started_on = started_on - interval '121 s'`.execute(test1.db)
-    assert.equal(await jobs.touch('email', [job]), 1)
+    assert.deepEqual(await jobs.touch('email', [job]), [])
     const [recovered] = await jobs.recover('email')
     assert.match(recovered?.why ?? '', /longer than its queue allows/)
   })

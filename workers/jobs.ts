@@ -11,8 +11,9 @@ import { CommitUnknown, isConnectionLost, transaction } from '../db/transaction.
 import { heartbeatSeconds } from '../domain/queues.ts'
 import { createAcks, untilSaid } from './acks.ts'
 import { settleFailure, tellFailure, Unrecoverable } from './failures.ts'
+import type { Held } from './held.ts'
 import type { Loop, Pass } from './loop.ts'
-import { createPipeline, type Held, type Runtime, type Settle } from './pipeline.ts'
+import { createPipeline, type Runtime, type Settle } from './pipeline.ts'
 import type { Worker } from './worker.ts'
 
 export { Postpone, RetryAfter, Unrecoverable } from './failures.ts'
@@ -30,7 +31,7 @@ export type JobPassOptions<T> = Runtime & {
   concurrency: number
   /** @throws when the payload is none of this queue's: such a job goes to the dead letter queue at once */
   decode(data: unknown): T
-  /** The signal aborts when the job must be dropped: the grace is over, or its time is. */
+  /** The signal aborts when the job must be dropped: the grace is over, its time is, or somebody cancelled it. */
   handle(job: Job<T>, signal: AbortSignal): Promise<void>
 }
 
@@ -51,16 +52,19 @@ export function jobPass<T>(options: JobPassOptions<T>): Pass {
     },
   })
 
-  async function run([held]: Held[], settle: Settle): Promise<void> {
-    const { job, signal } = held as Held
+  async function run([first]: Held[], settle: Settle): Promise<void> {
+    const held = first as Held
+    const { job, signal } = held
     const begunAt = performance.now()
     try {
       await options.handle({ ...job, data: decodeJob(job, options.decode) }, signal)
     } catch (error) {
+      held.ended = true
       took.observe((performance.now() - begunAt) / 1000)
-      await untilSaid(signal, () => settleFailure(options, job, error, signal))
+      await untilSaid(signal, () => settleFailure(options, held, error))
       return settle([job])
     }
+    held.ended = true
     took.observe((performance.now() - begunAt) / 1000)
     // The lane goes on while this is on its way, but not without end.
     acks.add({ job, settle })
@@ -73,8 +77,8 @@ export function jobPass<T>(options: JobPassOptions<T>): Pass {
 export type BatchPassOptions<T> = Runtime & {
   decode(data: unknown): T
   /**
-   * Does what the jobs ask for, all in `tx`, which completes them as well. When it throws, halves are tried, so that one
-   * bad job fails alone. What it gives back is called once that is committed.
+   * Does what the jobs ask for, all in `tx`, which completes them as well. When it throws, or one of them was cancelled
+   * meanwhile, halves are tried, so that one bad job fails alone. What it gives back is called once that is committed.
    */
   handle(tx: Tx, jobs: Job<T>[]): Promise<() => void>
 }
@@ -82,17 +86,19 @@ export type BatchPassOptions<T> = Runtime & {
 export function batchPass<T>(options: BatchPassOptions<T>): Pass {
   const { jobs, queue, db, batchMax, worker } = options
 
-  async function runAll(batch: Job[], signal: AbortSignal): Promise<void> {
+  async function runAll(batch: Held[]): Promise<void> {
     if (batch.length === 0) return
+    const ours = batch.map(({ job }) => job)
     try {
-      const decoded = batch.map((job) => ({ ...job, data: decodeJob(job, options.decode) }))
+      const decoded = ours.map((job) => ({ ...job, data: decodeJob(job, options.decode) }))
       // READ COMMITTED: rows of the job table are claimed, and so ours alone; what is written has keys of its own.
       const isolation = 'read committed'
       const committed = await transaction(
         db,
         async (tx) => {
           const tell = await options.handle(tx, decoded)
-          await jobs.complete(tx, queue, batch)
+          const completed = await jobs.complete(tx, queue, ours)
+          if (completed < ours.length) throw new Error('it was taken from this worker')
           return tell
         },
         { isolation },
@@ -101,20 +107,18 @@ export function batchPass<T>(options: BatchPassOptions<T>): Pass {
       done.inc({ queue }, batch.length)
     } catch (error) {
       if (isConnectionLost(error) || error instanceof CommitUnknown) throw error
-      const [first] = batch
-      if (batch.length === 1) return await settleFailure(options, first as Job, error, signal)
+      if (batch.length === 1) return await settleFailure(options, batch[0] as Held, error)
       const half = batch.length >> 1
-      await runAll(batch.slice(0, half), signal)
-      await runAll(batch.slice(half), signal)
+      await runAll(batch.slice(0, half))
+      await runAll(batch.slice(half))
     }
   }
 
   async function run(held: Held[], settle: Settle): Promise<void> {
     const batch = held.map(({ job }) => job)
-    const { signal } = held[0] as Held
     const end = duration.startTimer({ queue })
     try {
-      await runAll(batch, signal)
+      await runAll(held)
       settle(batch)
     } catch (error) {
       // Those that are settled stay settled. What cannot be given back is found by `recover`.
