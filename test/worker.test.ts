@@ -343,8 +343,7 @@ describe('a pass over jobs', () => {
       async handle({ data: n }, signal) {
         begun.push(n)
         if (n > 1) return
-        if (n === 1)
-          return await new Promise((resolve) => signal.addEventListener('abort', resolve))
+        if (n === 1) return void (await once(signal, 'abort'))
         const { rows } = await sql<{ id: string }>`
           select id from pgboss.job where (data->>'n')::int in (0, 1, 2)`.execute(fresh.db)
         for (const { id } of rows) {
@@ -450,7 +449,10 @@ describe('a pass over jobs', () => {
     })
     const plugging = setInterval(() => cable.plug(), 300)
     try {
-      assert.equal(await pass(stopping.signal, all), 2)
+      // A look at the queue may be cut off too, which the pass throws and the loop around it takes.
+      let handled = 0
+      while (handled < 2) handled += Number(await pass(stopping.signal, all).catch(() => 0))
+      assert.equal(handled, 2)
     } finally {
       clearInterval(plugging)
       await farJobs.close()
