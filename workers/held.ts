@@ -13,8 +13,6 @@ const reasons: Record<Taken, string> = {
 
 export class Held {
   readonly job: Job
-  /** Its handler has come to an end, and only the database is still to be told. */
-  ended = false
   readonly #deadline: AbortSignal
   #own: AbortController | undefined
   #taken: Taken | undefined

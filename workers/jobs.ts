@@ -38,6 +38,8 @@ export type JobPassOptions<T> = Runtime & {
 export function jobPass<T>(options: JobPassOptions<T>): Pass {
   const { jobs, queue, db, batchMax, concurrency, worker } = options
   const took = duration.labels(queue)
+  // Spares making one for each job where the handler does not even name it.
+  const takesSignal = options.handle.length !== 1
   const acks = createAcks<{ job: Job; settle: Settle }>({
     async say(group) {
       const finished = group.map(({ job }) => job)
@@ -54,17 +56,16 @@ export function jobPass<T>(options: JobPassOptions<T>): Pass {
 
   async function run([first]: Held[], settle: Settle): Promise<void> {
     const held = first as Held
-    const { job, signal } = held
+    const { job } = held
     const begunAt = performance.now()
     try {
+      const signal = takesSignal ? held.signal : worker.dying
       await options.handle({ ...job, data: decodeJob(job, options.decode) }, signal)
     } catch (error) {
-      held.ended = true
       took.observe((performance.now() - begunAt) / 1000)
-      await untilSaid(signal, () => settleFailure(options, held, error))
+      await untilSaid(held.signal, () => settleFailure(options, held, error))
       return settle([job])
     }
-    held.ended = true
     took.observe((performance.now() - begunAt) / 1000)
     // The lane goes on while this is on its way, but not without end.
     acks.add({ job, settle })

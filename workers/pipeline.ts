@@ -50,7 +50,8 @@ export function createPipeline(options: PipelineOptions): Pass {
   const expireMs = (queueOf(queue)?.expireInSeconds ?? 60) * 1000 - marginMs
   const rate = options.rate ?? rateOf(queue)
   const buffer: Held[] = []
-  const inHand = new Map<Job, Held>()
+  const inHand = new Set<Job>()
+  const running = new Set<Held>()
   const faults: unknown[] = []
   let changed = Promise.withResolvers<void>()
   let [busy, claiming, asked, settled] = [0, 0, 0, 0]
@@ -83,7 +84,7 @@ export function createPipeline(options: PipelineOptions): Pass {
       const leftMs = Math.max(0, Math.round(expireMs - (performance.now() - claimedAt)))
       const signal = AbortSignal.any([worker.dying, AbortSignal.timeout(leftMs)])
       const onAbort = () => {
-        for (const held of inHand.values()) held.passOn()
+        for (const held of running) held.passOn()
       }
       signal.addEventListener('abort', onAbort, { once: true })
       deadline = { signal, madeAt: claimedAt }
@@ -95,9 +96,8 @@ export function createPipeline(options: PipelineOptions): Pass {
     const deadline = deadlineFor(claimedAt)
     if (buffer.length === 0) filledAt = performance.now()
     for (const job of claimed) {
-      const held = new Held(job, deadline)
-      inHand.set(job, held)
-      buffer.push(held)
+      inHand.add(job)
+      buffer.push(new Held(job, deadline))
     }
     count(queue, claimed.length)
     beat ??= setInterval(showLife, (heartbeatSeconds * 1000) / 3).unref()
@@ -110,21 +110,24 @@ export function createPipeline(options: PipelineOptions): Pass {
       beat = undefined
       return
     }
-    jobs.touch(queue, [...inHand.keys()]).then(dropLost, (error) => {
+    jobs.touch(queue, [...inHand]).then(dropLost, (error) => {
       worker.log.warn({ err: error, queue }, 'could not show a sign of life')
     })
   }
 
   /** What was not begun yet is not begun any more, and who works for nothing is told to stop. */
   function dropLost(lost: readonly Lost[]): void {
-    for (const { job, cancelled } of lost) {
-      const held = inHand.get(job)
-      if (held === undefined || held.ended || held.taken) continue
+    if (lost.length === 0) return
+    const fates = new Map(lost.map(({ job, cancelled }) => [job, cancelled]))
+    for (const held of [...buffer, ...running]) {
+      const { job } = held
+      const cancelled = fates.get(job)
+      if (cancelled === undefined || held.taken) continue
       held.take(cancelled ? 'cancelled' : 'lost')
       if (cancelled)
         worker.log.info({ job_id: job.id, queue }, 'a job was cancelled: it is dropped')
     }
-    if (lost.length > 0) change()
+    change()
   }
 
   function startLanes(): void {
@@ -135,12 +138,14 @@ export function createPipeline(options: PipelineOptions): Pass {
   async function runLane(): Promise<void> {
     busy++
     for (let held = take(); held.length > 0; held = take()) {
+      for (const one of held) running.add(one)
       await options.run(held, settle).catch((error) => {
         settle(
           held.map(({ job }) => job),
           { error },
         )
       })
+      for (const one of held) running.delete(one)
     }
     busy--
     if (busy === 0) change()
