@@ -11,8 +11,9 @@ import { CommitUnknown, isConnectionLost, transaction } from '../db/transaction.
 import { heartbeatSeconds } from '../domain/queues.ts'
 import { createAcks, untilSaid } from './acks.ts'
 import { settleFailure, tellFailure, Unrecoverable } from './failures.ts'
+import type { Held } from './held.ts'
 import type { Loop, Pass } from './loop.ts'
-import { createPipeline, type Held, type Runtime, type Settle } from './pipeline.ts'
+import { createPipeline, type Runtime, type Settle } from './pipeline.ts'
 import type { Worker } from './worker.ts'
 
 export { Postpone, RetryAfter, Unrecoverable } from './failures.ts'
@@ -30,13 +31,15 @@ export type JobPassOptions<T> = Runtime & {
   concurrency: number
   /** @throws when the payload is none of this queue's: such a job goes to the dead letter queue at once */
   decode(data: unknown): T
-  /** The signal aborts when the job must be dropped: the grace is over, or its time is. */
+  /** The signal aborts when the job must be dropped: the grace is over, its time is, or somebody cancelled it. */
   handle(job: Job<T>, signal: AbortSignal): Promise<void>
 }
 
 export function jobPass<T>(options: JobPassOptions<T>): Pass {
   const { jobs, queue, db, batchMax, concurrency, worker } = options
   const took = duration.labels(queue)
+  // Spares making one for each job where the handler does not even name it.
+  const takesSignal = options.handle.length !== 1
   const acks = createAcks<{ job: Job; settle: Settle }>({
     async say(group) {
       const finished = group.map(({ job }) => job)
@@ -51,14 +54,16 @@ export function jobPass<T>(options: JobPassOptions<T>): Pass {
     },
   })
 
-  async function run([held]: Held[], settle: Settle): Promise<void> {
-    const { job, signal } = held as Held
+  async function run([first]: Held[], settle: Settle): Promise<void> {
+    const held = first as Held
+    const { job } = held
     const begunAt = performance.now()
     try {
+      const signal = takesSignal ? held.signal : worker.dying
       await options.handle({ ...job, data: decodeJob(job, options.decode) }, signal)
     } catch (error) {
       took.observe((performance.now() - begunAt) / 1000)
-      await untilSaid(signal, () => settleFailure(options, job, error, signal))
+      await untilSaid(held.signal, () => settleFailure(options, held, error))
       return settle([job])
     }
     took.observe((performance.now() - begunAt) / 1000)
@@ -73,8 +78,8 @@ export function jobPass<T>(options: JobPassOptions<T>): Pass {
 export type BatchPassOptions<T> = Runtime & {
   decode(data: unknown): T
   /**
-   * Does what the jobs ask for, all in `tx`, which completes them as well. When it throws, halves are tried, so that one
-   * bad job fails alone. What it gives back is called once that is committed.
+   * Does what the jobs ask for, all in `tx`, which completes them as well. When it throws, or one of them was cancelled
+   * meanwhile, halves are tried, so that one bad job fails alone. What it gives back is called once that is committed.
    */
   handle(tx: Tx, jobs: Job<T>[]): Promise<() => void>
 }
@@ -82,17 +87,19 @@ export type BatchPassOptions<T> = Runtime & {
 export function batchPass<T>(options: BatchPassOptions<T>): Pass {
   const { jobs, queue, db, batchMax, worker } = options
 
-  async function runAll(batch: Job[], signal: AbortSignal): Promise<void> {
+  async function runAll(batch: Held[]): Promise<void> {
     if (batch.length === 0) return
+    const ours = batch.map(({ job }) => job)
     try {
-      const decoded = batch.map((job) => ({ ...job, data: decodeJob(job, options.decode) }))
+      const decoded = ours.map((job) => ({ ...job, data: decodeJob(job, options.decode) }))
       // READ COMMITTED: rows of the job table are claimed, and so ours alone; what is written has keys of its own.
       const isolation = 'read committed'
       const committed = await transaction(
         db,
         async (tx) => {
           const tell = await options.handle(tx, decoded)
-          await jobs.complete(tx, queue, batch)
+          const completed = await jobs.complete(tx, queue, ours)
+          if (completed < ours.length) throw new Error('it was taken from this worker')
           return tell
         },
         { isolation },
@@ -101,20 +108,18 @@ export function batchPass<T>(options: BatchPassOptions<T>): Pass {
       done.inc({ queue }, batch.length)
     } catch (error) {
       if (isConnectionLost(error) || error instanceof CommitUnknown) throw error
-      const [first] = batch
-      if (batch.length === 1) return await settleFailure(options, first as Job, error, signal)
+      if (batch.length === 1) return await settleFailure(options, batch[0] as Held, error)
       const half = batch.length >> 1
-      await runAll(batch.slice(0, half), signal)
-      await runAll(batch.slice(half), signal)
+      await runAll(batch.slice(0, half))
+      await runAll(batch.slice(half))
     }
   }
 
   async function run(held: Held[], settle: Settle): Promise<void> {
     const batch = held.map(({ job }) => job)
-    const { signal } = held[0] as Held
     const end = duration.startTimer({ queue })
     try {
-      await runAll(batch, signal)
+      await runAll(held)
       settle(batch)
     } catch (error) {
       // Those that are settled stay settled. What cannot be given back is found by `recover`.
