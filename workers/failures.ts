@@ -5,6 +5,7 @@ import { Counter } from 'prom-client'
 import type { Failed, Job } from '../db/jobs.ts'
 import { queueOf } from '../domain/queues.ts'
 import { jobRetryDelayMs, jobSchedules } from '../domain/retries.ts'
+import { traceIdOf, traceparentIn } from '../domain/traces.ts'
 import { describeError } from './log.ts'
 import type { Runtime } from './pipeline.ts'
 
@@ -83,6 +84,7 @@ export function tellFailure(
     attempt,
     attempts_max: attemptsMax,
     request_id: data.requestid ?? data.request_id,
+    trace_id: traceIdOf(traceparentIn(job.data)),
     error: describeError(error),
   }
   if (failed.became === 'dead') {

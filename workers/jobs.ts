@@ -9,10 +9,12 @@ import { pingDatabase } from '../db/open.ts'
 import type { Tx } from '../db/schema.ts'
 import { CommitUnknown, isConnectionLost, transaction } from '../db/transaction.ts'
 import { heartbeatSeconds } from '../domain/queues.ts'
+import { traceparentIn } from '../domain/traces.ts'
 import { createAcks, untilSaid } from './acks.ts'
-import { settleFailure, tellFailure, Unrecoverable } from './failures.ts'
+import { Postpone, settleFailure, tellFailure, Unrecoverable } from './failures.ts'
 import type { Loop, Pass } from './loop.ts'
 import { createPipeline, type Held, type Runtime, type Settle } from './pipeline.ts'
+import { beginSpan, messaging, type Span } from './trace.ts'
 import type { Worker } from './worker.ts'
 
 export { Postpone, RetryAfter, Unrecoverable } from './failures.ts'
@@ -30,8 +32,11 @@ export type JobPassOptions<T> = Runtime & {
   concurrency: number
   /** @throws when the payload is none of this queue's: such a job goes to the dead letter queue at once */
   decode(data: unknown): T
-  /** The signal aborts when the job must be dropped: the grace is over, or its time is. */
-  handle(job: Job<T>, signal: AbortSignal): Promise<void>
+  /**
+   * The signal aborts when the job must be dropped: the grace is over, or its time is. The span is this run's part of the
+   * trace that the job's payload belongs to.
+   */
+  handle(job: Job<T>, signal: AbortSignal, span: Span): Promise<void>
 }
 
 export function jobPass<T>(options: JobPassOptions<T>): Pass {
@@ -54,9 +59,12 @@ export function jobPass<T>(options: JobPassOptions<T>): Pass {
   async function run([held]: Held[], settle: Settle): Promise<void> {
     const { job, signal } = held as Held
     const begunAt = performance.now()
+    const span = beginProcess(job)
     try {
-      await options.handle({ ...job, data: decodeJob(job, options.decode) }, signal)
+      await options.handle({ ...job, data: decodeJob(job, options.decode) }, signal, span)
+      span.end()
     } catch (error) {
+      span.end(error instanceof Postpone ? undefined : { error })
       took.observe((performance.now() - begunAt) / 1000)
       await untilSaid(signal, () => settleFailure(options, job, error, signal))
       return settle([job])
@@ -74,15 +82,15 @@ export type BatchPassOptions<T> = Runtime & {
   decode(data: unknown): T
   /**
    * Does what the jobs ask for, all in `tx`, which completes them as well. When it throws, halves are tried, so that one
-   * bad job fails alone. What it gives back is called once that is committed.
+   * bad job fails alone. What it gives back is called once that is committed. The spans are the jobs' own, as in jobPass.
    */
-  handle(tx: Tx, jobs: Job<T>[]): Promise<() => void>
+  handle(tx: Tx, jobs: Job<T>[], spans: Span[]): Promise<() => void>
 }
 
 export function batchPass<T>(options: BatchPassOptions<T>): Pass {
   const { jobs, queue, db, batchMax, worker } = options
 
-  async function runAll(batch: Job[], signal: AbortSignal): Promise<void> {
+  async function runAll(batch: Job[], spans: Span[], signal: AbortSignal): Promise<void> {
     if (batch.length === 0) return
     try {
       const decoded = batch.map((job) => ({ ...job, data: decodeJob(job, options.decode) }))
@@ -91,7 +99,7 @@ export function batchPass<T>(options: BatchPassOptions<T>): Pass {
       const committed = await transaction(
         db,
         async (tx) => {
-          const tell = await options.handle(tx, decoded)
+          const tell = await options.handle(tx, decoded, spans)
           await jobs.complete(tx, queue, batch)
           return tell
         },
@@ -99,24 +107,30 @@ export function batchPass<T>(options: BatchPassOptions<T>): Pass {
       )
       committed()
       done.inc({ queue }, batch.length)
+      for (const span of spans) span.end()
     } catch (error) {
       if (isConnectionLost(error) || error instanceof CommitUnknown) throw error
       const [first] = batch
-      if (batch.length === 1) return await settleFailure(options, first as Job, error, signal)
+      if (batch.length === 1) {
+        spans[0]?.end({ error })
+        return await settleFailure(options, first as Job, error, signal)
+      }
       const half = batch.length >> 1
-      await runAll(batch.slice(0, half), signal)
-      await runAll(batch.slice(half), signal)
+      await runAll(batch.slice(0, half), spans.slice(0, half), signal)
+      await runAll(batch.slice(half), spans.slice(half), signal)
     }
   }
 
   async function run(held: Held[], settle: Settle): Promise<void> {
     const batch = held.map(({ job }) => job)
     const { signal } = held[0] as Held
+    const spans = batch.map(beginProcess)
     const end = duration.startTimer({ queue })
     try {
-      await runAll(batch, signal)
+      await runAll(batch, spans, signal)
       settle(batch)
     } catch (error) {
+      for (const span of spans) span.end({ error })
       // Those that are settled stay settled. What cannot be given back is found by `recover`.
       await untilSaid(worker.dying, () => jobs.release(queue, batch)).catch(() => {})
       throw error
@@ -127,6 +141,13 @@ export function batchPass<T>(options: BatchPassOptions<T>): Pass {
 
   return createPipeline({ ...options, lanes: 1, takeMax: batchMax, run })
 }
+
+const beginProcess = ({ id, queue, attempt, data }: Job): Span =>
+  beginSpan(`process ${queue}`, {
+    kind: 'consumer',
+    parent: traceparentIn(data),
+    attributes: { ...messaging('process', queue, id), 'flotilla.job.attempt': attempt },
+  })
 
 function decodeJob<T>(job: Job, decode: (data: unknown) => T): T {
   try {

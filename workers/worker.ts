@@ -21,6 +21,7 @@ import {
 import { createLog, type Log } from './log.ts'
 import { createLoopState, type Loop, type LoopState, runLoop } from './loop.ts'
 import { createLoopMetrics, type MetricsServer, serveMetrics } from './metrics.ts'
+import { openTracing } from './trace.ts'
 
 export const exitCodes = { done: 0, failed: 1, usage: 2, config: 78 } as const
 
@@ -123,6 +124,7 @@ async function live<C extends CommonConfig>(
   const at = metrics && `${config.METRICS_HOST}:${metrics.port}`
   log.info({ node: process.version, ...(at && { metrics: at }) }, describeLimits(limits))
 
+  const tracing = await openTracing(config, name, log)
   if (!(await untilMigrated(database, log, stopper.stopping))) return exitCodes.config
   const worker: Worker<C> = {
     name,
@@ -163,6 +165,7 @@ async function live<C extends CommonConfig>(
     await parts.close?.()
     await beat.leave().catch((error) => log.warn({ err: error }, 'could not leave the registry'))
   }
+  await tracing.close()
   await database.close()
   await metrics?.close()
   log.info('stopped')

@@ -14,9 +14,10 @@ import { CommitUnknown, isConnectionLost, transaction } from '../../db/transacti
 import { type PutUser, putUser } from '../../db/users.ts'
 import { AppError } from '../../domain/errors.ts'
 import type { StoredResponse } from '../../domain/idempotency.ts'
+import { withSpan } from '../trace.ts'
 import { json, problem } from './problem.ts'
 
-type Requested = { requestId?: string | undefined }
+type Requested = { requestId?: string | undefined; traceparent?: string | undefined }
 
 export type Command =
   | ({ name: 'createReservation'; eventId: string } & Hold)
@@ -132,17 +133,22 @@ export function createCommands({ db, ttlSeconds, groupMax = 256 }: CommandOption
     }
   }
 
-  return {
-    async run(command, receipt) {
-      try {
-        return await dispatch(command, receipt)
-      } catch (error) {
-        if (error instanceof ReceiptTaken || error instanceof CommitUnknown) {
-          return await settleByReceipt(db, receipt, error)
-        }
-        throw error
+  async function runOnce(command: Command, receipt: Receipt): Promise<StoredResponse> {
+    try {
+      return await dispatch(command, receipt)
+    } catch (error) {
+      if (error instanceof ReceiptTaken || error instanceof CommitUnknown) {
+        return await settleByReceipt(db, receipt, error)
       }
-    },
+      throw error
+    }
+  }
+
+  return {
+    run: (command, receipt) =>
+      withSpan(command.name, { kind: 'internal', parent: command.traceparent }, (span) =>
+        runOnce({ ...command, traceparent: span.traceparent }, receipt),
+      ),
   }
 }
 
