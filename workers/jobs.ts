@@ -11,7 +11,7 @@ import { CommitUnknown, isConnectionLost, transaction } from '../db/transaction.
 import { heartbeatSeconds } from '../domain/queues.ts'
 import { traceparentIn } from '../domain/traces.ts'
 import { createAcks, untilSaid } from './acks.ts'
-import { Postpone, settleFailure, tellFailure, Unrecoverable } from './failures.ts'
+import { countFailuresOf, Postpone, settleFailure, tellFailure, Unrecoverable } from './failures.ts'
 import type { Loop, Pass } from './loop.ts'
 import { createPipeline, type Held, type Runtime, type Settle } from './pipeline.ts'
 import { beginSpan, messaging, type Span } from './trace.ts'
@@ -28,6 +28,13 @@ const duration = new Histogram({
   buckets: [0.005, 0.02, 0.1, 0.5, 2, 10, 60],
 })
 
+/** A queue in which nothing happened yet shows 0. */
+function countJobsOf(queue: string): void {
+  done.inc({ queue }, 0)
+  duration.zero({ queue })
+  countFailuresOf(queue)
+}
+
 export type JobPassOptions<T> = Runtime & {
   concurrency: number
   /** @throws when the payload is none of this queue's: such a job goes to the dead letter queue at once */
@@ -41,6 +48,7 @@ export type JobPassOptions<T> = Runtime & {
 
 export function jobPass<T>(options: JobPassOptions<T>): Pass {
   const { jobs, queue, db, batchMax, concurrency, worker } = options
+  countJobsOf(queue)
   const took = duration.labels(queue)
   const acks = createAcks<{ job: Job; settle: Settle }>({
     async say(group) {
@@ -89,6 +97,7 @@ export type BatchPassOptions<T> = Runtime & {
 
 export function batchPass<T>(options: BatchPassOptions<T>): Pass {
   const { jobs, queue, db, batchMax, worker } = options
+  countJobsOf(queue)
 
   async function runAll(batch: Job[], spans: Span[], signal: AbortSignal): Promise<void> {
     if (batch.length === 0) return
@@ -188,7 +197,7 @@ export function recoverLoop({
       wasAway = isConnectionLost(error)
       throw error
     })
-    for (const { job, failed, why } of recovered) tellFailure(worker, job, failed, why)
+    for (const { job, failed, why, kind } of recovered) tellFailure(worker, job, failed, why, kind)
     if (performance.now() > tidyAt) {
       tidyAt = performance.now() + tidyEveryMs
       await jobs.tidy()

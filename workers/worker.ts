@@ -9,6 +9,7 @@ import { type Database, openDatabase, pingDatabase } from '../db/open.ts'
 import { redact } from '../domain/redact.ts'
 import { createBeat, listenForJobs } from './beat.ts'
 import { ConfigError, type commonSettings, type Environment, type Values } from './config.ts'
+import { createDatabaseMetrics } from './databaseMetrics.ts'
 import {
   createBudget,
   describeLimits,
@@ -119,6 +120,7 @@ async function live<C extends CommonConfig>(
   })
   const running: Running = { states: [], parts: undefined, database, stopping: stopper.stopping }
   const observer = createLoopMetrics()
+  createDatabaseMetrics(database)
   const metrics = await openMetrics(program, config, limits, log, running)
   if (metrics === 'taken') return exitCodes.config
   const at = metrics && `${config.METRICS_HOST}:${metrics.port}`

@@ -39,17 +39,35 @@ export type CommandOptions = {
   ttlSeconds: number
   /** Commands of one transaction at most. */
   groupMax?: number
+  /** Told of every group that was carried out, well or not. */
+  onGroup?(command: Command['name'], size: number, seconds: number): void
 }
 
 type Task<C> = { command: C; receipt: Receipt }
 
-export function createCommands({ db, ttlSeconds, groupMax = 256 }: CommandOptions): Commands {
+export function createCommands(options: CommandOptions): Commands {
+  const { db, ttlSeconds, groupMax = 256, onGroup } = options
+
+  /** One transaction for a group, timed. */
+  async function together<T>(
+    name: Command['name'],
+    size: number,
+    fn: (tx: Tx) => Promise<T>,
+  ): Promise<T> {
+    const begunAt = performance.now()
+    try {
+      return await transaction(db, fn)
+    } finally {
+      onGroup?.(name, size, (performance.now() - begunAt) / 1000)
+    }
+  }
+
   const holdLanes = (patient: boolean) =>
     createLanes<Task<Hold & { eventId: string }>, StoredResponse | 'undecided'>({
       groupMax,
       divides,
       commit: (tasks) =>
-        transaction(db, async (tx) => {
+        together('createReservation', tasks.length, async (tx) => {
           const { eventId } = tasks[0]!.command
           const holds = tasks.map((task) => task.command)
           const outcomes = await holdPlaces(tx, holds, { eventId, ttlSeconds, patient })
@@ -61,6 +79,7 @@ export function createCommands({ db, ttlSeconds, groupMax = 256 }: CommandOption
         }),
     })
   const changes = <T>(
+    name: Command['name'],
     change: (tx: Tx, changes: Change[]) => Promise<(T | AppError)[]>,
     body: (outcome: T) => object,
   ) =>
@@ -68,7 +87,7 @@ export function createCommands({ db, ttlSeconds, groupMax = 256 }: CommandOption
       groupMax,
       divides,
       commit: (tasks) =>
-        transaction(db, async (tx) => {
+        together(name, tasks.length, async (tx) => {
           const commands = tasks.map((task) => task.command)
           const outcomes = await change(tx, commands)
           const answers = outcomes.map((outcome) => respond(outcome, body, 200))
@@ -78,8 +97,8 @@ export function createCommands({ db, ttlSeconds, groupMax = 256 }: CommandOption
     })
   const quick = holdLanes(false)
   const patient = holdLanes(true)
-  const confirms = changes(confirmReservations, orderBody)
-  const cancels = changes(cancelReservations, toBody)
+  const confirms = changes('confirmReservation', confirmReservations, orderBody)
+  const cancels = changes('cancelReservation', cancelReservations, toBody)
 
   async function hold(task: Task<Hold & { eventId: string }>): Promise<StoredResponse> {
     const { eventId } = task.command

@@ -8,6 +8,7 @@ import { outboxSettings } from './config.ts'
 import { createDatabaseBroker } from './database.ts'
 import { createOutboxMetrics } from './metrics.ts'
 import { prunePass, relayPass } from './outbox.ts'
+import { createQueueMetrics } from './queues.ts'
 import { tracedBroker } from './trace.ts'
 
 await main({
@@ -20,6 +21,7 @@ await main({
     const { db } = database
     const jobs = openJobs(database)
     const metrics = createOutboxMetrics(db)
+    createQueueMetrics(db)
     const broker = tracedBroker(createDatabaseBroker(jobs))
     const relay = relayPass({
       db,
