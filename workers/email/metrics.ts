@@ -3,7 +3,7 @@
 import { Counter, Gauge } from 'prom-client'
 import { readQueueLevels } from '../../db/jobStats.ts'
 import type { Db } from '../../db/schema.ts'
-import type { EmailTemplate } from '../../domain/emails.ts'
+import { type EmailTemplate, emailTemplates } from '../../domain/emails.ts'
 import { readSeldom } from '../metrics.ts'
 
 export function createEmailMetrics(db: Db) {
@@ -18,6 +18,10 @@ export function createEmailMetrics(db: Db) {
     help: 'Mails given up',
     labelNames,
   })
+  for (const template of emailTemplates) {
+    sent.inc({ template }, 0)
+    failed.inc({ template }, 0)
+  }
   const levels = readSeldom(() => readQueueLevels(db))
   new Gauge({
     name: 'notification_email_queue_size',

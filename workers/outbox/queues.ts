@@ -9,7 +9,7 @@ import { readSeldom } from '../metrics.ts'
 
 export function createQueueMetrics(db: Db): void {
   const levels = readSeldom(() => readQueueLevels(db))
-  const gauge = (name: string, help: string, valueOf: (queue: QueueStats) => number) =>
+  const gauge = (name: string, help: string, value: (queue: QueueStats) => number) =>
     new Gauge({
       name,
       help,
@@ -17,7 +17,7 @@ export function createQueueMetrics(db: Db): void {
       async collect() {
         // A database that is away leaves the last value, and the other metrics readable.
         for (const level of await levels().catch(() => [])) {
-          this.set({ queue: level.queue }, valueOf(level))
+          this.set({ queue: level.queue }, value(level))
         }
       },
     })
