@@ -8,6 +8,7 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { after, before, describe, test } from 'node:test'
 import { sql } from 'kysely'
+import { openJobs } from '../db/jobs.ts'
 import { parseTraceparent, traceIdOf, traceparentIn } from '../domain/traces.ts'
 import { ConfigError, commonSettings, readConfig } from '../workers/config.ts'
 import { createLog } from '../workers/log.ts'
@@ -150,11 +151,21 @@ describe('spans', () => {
     assert.equal(collector.spans.find(({ name }) => name === 'sampled')?.status.code ?? 0, 0)
   })
 
-  test('are bounded, and wait for no collector at the end', async () => {
-    collector.mood = 'silent'
+  test('wait to be sent in a bounded line', async () => {
     const tracing = await open(collector.url)
     for (let i = 0; i < 20_000; i++) beginSpan('much', { kind: 'internal' }).end()
     await tracing.close()
+    const sent = collector.spans.filter(({ name }) => name === 'much').length
+    // Besides those that wait one batch of 512 is on its way.
+    assert.ok(sent >= 512 && sent <= 4096 + 512, `${sent} of 20000 were sent`)
+  })
+
+  test('are given up at the end when the collector does not answer, before its time is over', async () => {
+    collector.mood = 'silent'
+    const tracing = await open(collector.url)
+    beginSpan('mute', { kind: 'internal' }).end()
+    await tracing.close()
+    assert.equal(collector.givenUp, 0)
     collector.mood = 'well'
   })
 })
@@ -241,6 +252,9 @@ describe('the workers', () => {
     assert.equal((await fleet.buy(later, { prefer: 'respond-async' })).status, 202)
     const malformed = await fleet.buy('00-abc')
     assert.equal(malformed.status, 200)
+    const lost = newTraceparent()
+    assert.equal((await fleet.post('nowhere', lost, {})).status, 404)
+    assert.equal((await fleet.post('%zz', newTraceparent(), {})).status, 400)
     const of = (parent: string) =>
       collector.spans.filter(({ traceId }) => traceId === traceIdOf(parent))
     const mails = (parent: string) => of(parent).filter(({ kind }) => kind === 3)
@@ -270,6 +284,10 @@ describe('the workers', () => {
     assert.equal(root?.attributes['http.route'], '/api/v1/reservations/:id/confirm')
     const relayed = of(traceparent).find(({ name }) => name === 'send ticket.generated')
     assert.equal(relayed?.attributes['messaging.destination.name'], 'ticket.generated')
+    assert.deepEqual(
+      of(lost).map(({ name, status }) => [name, status.code ?? 0]),
+      [['POST', 0]],
+    )
     // The malformed one has a trace of its own, like the holds, which had none.
     const roots = collector.spans.filter(({ parentSpanId, kind }) => kind === 2 && !parentSpanId)
     assert.equal(roots.filter(({ name }) => name.endsWith('confirm')).length, 1)
@@ -278,11 +296,21 @@ describe('the workers', () => {
   })
 
   test('carry a trace along when nobody records, and load nothing for it', async () => {
-    const fleet = await startFleet({ NODE_OPTIONS: watchLoads })
+    const fleet = await startFleet({ NODE_OPTIONS: watchLoads, LOG_LEVEL: 'debug' })
     const traceparent = newTraceparent()
     const traceId = String(traceIdOf(traceparent))
     assert.equal((await fleet.buy(traceparent)).status, 200)
     await until(() => fleet.mailed(traceId)?.length === 2)
+    // What is refused and what fails is logged under its trace too.
+    const [refused, hopeless] = [newTraceparent(), newTraceparent()]
+    assert.equal((await fleet.post('reservations', refused, { quantity: 0 })).status, 400)
+    const told = (worker: WorkerProcess | undefined, traceparent: string) =>
+      worker?.lines().filter(({ trace_id }) => trace_id === traceIdOf(traceparent)) ?? []
+    await until(() => told(fleet.http, refused).length === 1)
+    const jobs = openJobs(database.database)
+    await jobs.send(database.db, 'email', [{ data: { type: 'none', traceparent: hopeless } }])
+    await jobs.close()
+    await until(() => told(fleet.all[3], hopeless).some(({ code }) => code === 'SASO-INFRA-9100'))
     const { rows } = await sql<{ traceparent: string; job: string }>`
       select traceparent, (select distinct data->>'traceparent' from pgboss.job
         where name = 'email' and data->>'traceparent' like ${`%${traceId}%`}) as job

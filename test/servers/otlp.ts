@@ -31,6 +31,8 @@ export type Collector = {
   posts: IncomingHttpHeaders[]
   /** How it answers: well, never, or with a status. */
   mood: 'well' | 'silent' | number
+  /** Posts that got no answer, and whose sender gave up. */
+  givenUp: number
   close(): Promise<void>
 }
 
@@ -71,7 +73,12 @@ export async function openCollector(): Promise<Collector> {
     const chunks: Buffer[] = []
     for await (const chunk of request) chunks.push(chunk as Buffer)
     collector.posts.push(request.headers)
-    if (collector.mood === 'silent') return
+    if (collector.mood === 'silent') {
+      response.once('close', () => {
+        collector.givenUp++
+      })
+      return
+    }
     if (collector.mood !== 'well') return answer(response, collector.mood)
     if (request.method !== 'POST' || request.url !== '/v1/traces') return answer(response, 404)
     if (request.headers['content-type'] !== 'application/json') return answer(response, 415)
@@ -87,6 +94,7 @@ export async function openCollector(): Promise<Collector> {
     spans: [],
     posts: [],
     mood: 'well',
+    givenUp: 0,
     async close() {
       if (!open.delete(collector)) return
       server.close()
