@@ -177,6 +177,8 @@ export async function pruneAttempts(db: Db, batchMax = 1000): Promise<number> {
       select e.ctid from job_errors e
       where e.failed_at < (select clock_timestamp() - ${attemptsKeptDays} * interval '1 day')
         and not exists (select from pgboss.job j where j.name = e.queue and j.id = e.job_id)
+        and not exists (select from finished_jobs f where f.queue = e.queue and f.id = e.job_id)
+        and not exists (select from claims c where c.queue = e.queue and e.job_id = any(c.ids))
       limit ${batchMax}))`.execute(db)
   const audits = await sql`
     delete from job_audits where ctid = any(array(

@@ -6,7 +6,7 @@ import { sql } from 'kysely'
 import type { PgBoss } from 'pg-boss'
 import { deadLetterOf, deathsMax } from '../domain/queues.ts'
 import { type Audit, countDeaths, describeFailure, writeAttempt, writeAudit } from './attempts.ts'
-import type { Job } from './claims.ts'
+import { type Job, openStaleClaims, takeOut } from './claims.ts'
 import { over } from './jobTable.ts'
 import type { FailureKind, Tx } from './schema.ts'
 
@@ -24,6 +24,7 @@ const toClaim = ({ id, attempt }: Job) => ({ id, retryCount: attempt - 1 }) as n
 export async function failJob(boss: PgBoss, tx: Tx, job: Job, failure: Failure): Promise<Failed> {
   const { queue, id } = job
   const { error, kind, next } = failure
+  await takeOut(tx, job)
   const dead = next === 'dead' || (kind !== 'died' && job.attempt >= job.attemptsMax)
   // pg-boss moves a job to its dead letter queue when no retry is left; one more makes up for a death.
   const retryLimit = dead ? sql`retry_count` : sql`retry_limit + ${kind === 'died' ? 1 : 0}::int`
@@ -73,6 +74,7 @@ const recoverMax = 100
  * process is settling or recovering.
  */
 export async function recoverJobs(boss: PgBoss, tx: Tx, queue: string): Promise<Recovered[]> {
+  await openStaleClaims(tx, queue)
   // Whatever the statistics say, few are active.
   await sql`set local enable_seqscan = off`.execute(tx)
   const { rows } = await sql<Stale & { late: boolean }>`

@@ -4,7 +4,7 @@ import { sql } from 'kysely'
 import { deadLetterOf, queues } from '../domain/queues.ts'
 import { readPaused } from './pauses.ts'
 import { readWorkers } from './registry.ts'
-import type { Db } from './schema.ts'
+import type { Db, Tx } from './schema.ts'
 import { transaction } from './transaction.ts'
 
 export type QueueStats = {
@@ -43,7 +43,7 @@ export async function readQueueStats(db: Db): Promise<QueueStats[]> {
     where name = any(${allNames}) and state in ('created', 'retry', 'active') group by name`.execute(
     db,
   )
-  return toStats(rows, await readPaused(db))
+  return toStats(rows, await readInHand(db), await readPaused(db))
 }
 
 /** Counts of `readQueueLevels` go no further. */
@@ -56,7 +56,7 @@ const levelsMaxMs = 2000
  * @throws when it takes longer than 2 s
  */
 export async function readQueueLevels(db: Db): Promise<QueueStats[]> {
-  const [rows, paused] = await transaction(
+  return await transaction(
     db,
     async (tx) => {
       await sql`select set_config('enable_' || method, 'off', true)
@@ -88,14 +88,24 @@ export async function readQueueLevels(db: Db): Promise<QueueStats[]> {
             select from pgboss.job j where j.name = n.name and j.state = 'active'
             limit ${levelMax}) as active) as a
         group by n.name`.execute(tx)
-      return [rows, await readPaused(tx)] as const
+      return toStats(rows, await readInHand(tx), await readPaused(tx))
     },
     { isolation: 'read committed', maxAttempts: 1 },
   )
-  return toStats(rows, paused)
 }
 
-function toStats(rows: readonly Row[], paused: ReadonlyMap<string, Date>): QueueStats[] {
+/** What workers have claimed and not settled, by queue: one row a claim, its payloads unread. */
+async function readInHand(on: Db | Tx): Promise<Map<string, number>> {
+  const { rows } = await sql<{ queue: string; count: number }>`
+    select queue, sum(bit_count(~settled))::int as count from claims group by queue`.execute(on)
+  return new Map(rows.map((row) => [row.queue, row.count]))
+}
+
+function toStats(
+  rows: readonly Row[],
+  held: ReadonlyMap<string, number>,
+  paused: ReadonlyMap<string, Date>,
+): QueueStats[] {
   const found = new Map(rows.map((row) => [row.queue, row]))
   return queues.map(({ name: queue }) => {
     const row = found.get(queue)
@@ -104,7 +114,7 @@ function toStats(rows: readonly Row[], paused: ReadonlyMap<string, Date>): Queue
       queue,
       ready: row?.ready ?? 0,
       delayed: row?.delayed ?? 0,
-      active: row?.active ?? 0,
+      active: (row?.active ?? 0) + (held.get(queue) ?? 0),
       failed: dead ? dead.ready + dead.delayed + dead.active : 0,
       oldest_seconds: row?.oldest ?? null,
       paused: paused.has(queue),
@@ -115,16 +125,15 @@ function toStats(rows: readonly Row[], paused: ReadonlyMap<string, Date>): Queue
 const rateSeconds = 60
 
 /**
- * Jobs settled a second over the last minute, by queue: counted where finished ones are kept, by the index job_i16 (name,
- * completed_on); else what the workers that are alive say.
+ * Jobs settled a second over the last minute, by queue: counted where finished ones are kept, by finished_jobs_at (queue,
+ * finished_at); else what the workers that are alive say.
  */
 export async function readQueueRates(db: Db): Promise<Map<string, number>> {
   const kept = queues.filter(({ keepFinished }) => keepFinished).map(({ name }) => name)
   const counted = await sql<{ queue: string; done: number }>`
-    select name as queue, count(*)::int as done from pgboss.job
-    where name = any(${kept}) and state = 'completed'
-      and completed_on > now() - ${rateSeconds} * interval '1 second'
-    group by name`.execute(db)
+    select queue, count(*)::int as done from finished_jobs
+    where queue = any(${kept}) and finished_at > now() - ${rateSeconds} * interval '1 second'
+    group by queue`.execute(db)
   const done = new Map(counted.rows.map((row) => [row.queue, row.done / rateSeconds]))
   const alive = (await readWorkers(db)).filter((worker) => worker.alive)
   const said = (queue: string) =>

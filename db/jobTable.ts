@@ -37,10 +37,23 @@ export async function installJobs(pool: pg.Pool): Promise<void> {
         ...(queue.partition ? { partition: true } : {}),
       })
     }
+    await dropKeys(pool)
   } finally {
     await boss.stop({ graceful: true })
   }
   if (fault) throw fault
+}
+
+/**
+ * The keys that lead from a job to its queue: checked for each job at its commit, they are half the work of sending one
+ * (measured: 24 → 13 µs), and send_jobs asks for the queue anyhow.
+ */
+async function dropKeys(pool: pg.Pool): Promise<void> {
+  const { rows } = await pool.query<{ statement: string }>(`
+    select format('alter table %s drop constraint %I', conrelid::regclass, conname) as statement
+    from pg_constraint where contype = 'f' and conname in ('q_fkey', 'dlq_fkey')
+      and connamespace = '${schema}'::regnamespace and conparentid = 0`)
+  for (const { statement } of rows) await pool.query(statement)
 }
 
 async function checkVersion(pool: pg.Pool): Promise<void> {

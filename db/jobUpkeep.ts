@@ -12,10 +12,24 @@ const batchMax = 5000
 /** @returns how many rows went */
 export async function tidyJobs(db: Db): Promise<number> {
   await analyzeJobs(db)
-  return (await pruneJobs(db)) + (await pruneAttempts(db))
+  return (await pruneFinished(db)) + (await pruneJobs(db)) + (await pruneAttempts(db))
 }
 
-/** By job_i16 (name, completed_on). */
+/** By finished_jobs_at (queue, finished_at). */
+async function pruneFinished(db: Db): Promise<number> {
+  let gone = 0
+  for (const { name } of queues) {
+    const result = await sql`
+      delete from finished_jobs where ctid = any(array(
+        select ctid from finished_jobs
+        where queue = ${name} and finished_at < now() - ${finishedSeconds} * interval '1 second'
+        order by finished_at limit ${batchMax}))`.execute(db)
+    gone += Number(result.numAffectedRows ?? 0)
+  }
+  return gone
+}
+
+/** What was cancelled or failed, and jobs that ran alone. By job_i16 (name, completed_on). */
 async function pruneJobs(db: Db): Promise<number> {
   const names = queues.flatMap(({ name }) => [name, deadLetterOf(name)])
   let gone = 0
@@ -34,7 +48,8 @@ async function pruneJobs(db: Db): Promise<number> {
 async function analyzeJobs(db: Db): Promise<void> {
   const { rows } = await sql<{ tables: string[] | null }>`
     select array_agg(relid::regclass::text) as tables from pg_stat_user_tables
-    where schemaname = 'pgboss' and relname ~ '^j(ob_common$|[0-9a-f]{56}$)'
+    where (schemaname = 'pgboss' and relname ~ '^j(ob_common$|[0-9a-f]{56}$)'
+        or relid = 'finished_jobs'::regclass)
       and n_mod_since_analyze > 50000 + n_live_tup / 5`.execute(db)
   for (const table of rows[0]?.tables ?? []) await sql.raw(`analyze ${table}`).execute(db)
 }

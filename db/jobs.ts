@@ -14,25 +14,16 @@ import {
   touchJobs,
 } from './claims.ts'
 import { type Failed, type Failure, failJob, type Recovered, recoverJobs } from './failures.ts'
-import { newIds } from './ids.ts'
-import { createBoss, over } from './jobTable.ts'
+import { createBoss } from './jobTable.ts'
 import { tidyJobs } from './jobUpkeep.ts'
 import type { Db, Tx } from './schema.ts'
+import { type NewJob, sendJobs } from './sends.ts'
 import { afterCommit, transaction } from './transaction.ts'
 import { createWaker } from './wake.ts'
 
 export type { Job } from './claims.ts'
 export type { Failed, Failure, Recovered } from './failures.ts'
-
-export type NewJob = {
-  /** A second job with the same id in its queue is not made: what is sent again under one id is sent once. */
-  id?: string
-  data: object
-  /** Not before so many ms from now. */
-  delayMs?: number
-  /** Higher first. */
-  priority?: number
-}
+export type { NewJob } from './sends.ts'
 
 export type Jobs = {
   /**
@@ -52,8 +43,8 @@ export type Jobs = {
   fail(job: Job, error: unknown, next: Failure['next'], kind?: Failure['kind']): Promise<Failed>
   /** Gives jobs back without spending an attempt, due after `delayMs`. */
   release(queue: QueueName, jobs: readonly Job[], delayMs?: number): Promise<void>
-  /** Tells that we are still at work. @returns how many are still ours */
-  touch(queue: QueueName, jobs: readonly Job[]): Promise<number>
+  /** Tells that we are still at work. @returns those that are still ours */
+  touch(queue: QueueName, jobs: readonly Job[]): Promise<Job[]>
   /** Fails, at most 100 at once, the jobs of workers that died and those that took too long. */
   recover(queue: QueueName): Promise<Recovered[]>
   /** Deletes what is old and keeps the statistics fresh, a bounded piece. @returns how many rows went */
@@ -90,7 +81,7 @@ export function openJobs({ db, pool }: JobsOptions): Jobs {
   return {
     async send(on, queue, jobs) {
       if (jobs.length === 0) return
-      await (await ready()).insert(queue, toInserts(jobs), { db: over(on) as never })
+      await sendJobs(on, queue, jobs)
       if (jobs.every(({ delayMs = 0 }) => delayMs > 0)) return
       if (on.isTransaction) afterCommit(on as Tx, () => waker.wake(queue))
       else waker.wake(queue)
@@ -117,7 +108,7 @@ export function openJobs({ db, pool }: JobsOptions): Jobs {
     },
 
     async touch(queue, jobs) {
-      return jobs.length === 0 ? 0 : await touchJobs(db, queue, jobs)
+      return jobs.length === 0 ? [] : await touchJobs(db, queue, jobs)
     },
 
     async recover(queue) {
@@ -136,14 +127,3 @@ export function openJobs({ db, pool }: JobsOptions): Jobs {
 }
 
 const readCommitted = { isolation: 'read committed' } as const
-
-/** A UUID v7 tells the order of jobs that were sent together, and so have one created_on. */
-function toInserts(jobs: readonly NewJob[]) {
-  const ids = newIds(jobs.length)
-  return jobs.map(({ id, data, delayMs, priority }, i) => ({
-    id: id ?? (ids[i] as string),
-    data,
-    ...(priority === undefined ? {} : { priority }),
-    ...(delayMs === undefined ? {} : { startAfter: `${Math.round(delayMs)} milliseconds` }),
-  }))
-}

@@ -1,5 +1,5 @@
-// The job table as an operator reads and changes it: jobs of any state by id or by queue, and their cancellation. What
-// lies in the dead letter queues is shown here and retried or removed by db/redrive.ts. Every id that a person may have
+// The job table as an operator reads and changes it: jobs of any state by id or by queue, and their cancellation: those
+// that wait in pg-boss's table, those in hand (claims), those that are done (finished_jobs). What lies in the dead letter queues is shown here and retried or removed by db/redrive.ts. Every id that a person may have
 // seen is understood: the one in the queue, the one in its dead letter queue, and the beginning of either.
 
 import { type SqlBool, sql } from 'kysely'
@@ -43,6 +43,10 @@ export type JobDetail = JobRow & {
 const deadNames = queues.map(({ name }) => deadLetterOf(name))
 const allNames = queues.flatMap(({ name }) => [name, deadLetterOf(name)])
 
+const noSource = sql`null::text as source_name, null::uuid as source_id,
+  null::timestamptz as source_created_on, null::int as source_retry_count,
+  null::jsonb as source_output, null::jsonb as output`
+
 /** A row of either queue as the job it is; `d`: it lies in a dead letter queue. */
 const columns = sql`
   case when d.dead then coalesce(j.source_id, j.id) else j.id end as id,
@@ -65,8 +69,23 @@ const columns = sql`
   case when d.dead then j.created_on else j.completed_on end as finished_at,
   ${messageOf(sql`o.output`)} as error`
 
-const from = sql`
-  pgboss.job j
+/** Jobs in hand and finished ones as rows of pg-boss's table. */
+const sources = {
+  queued: sql`pgboss.job`,
+  inHand: sql`(
+    select h.queue as name, 'active'::pgboss.job_state as state, h.created_on as start_after,
+      null::timestamptz as completed_on, h.*, ${noSource} from jobs_in_hand(${allNames}) h)`,
+  finished: sql`(
+    select f.queue as name, 'completed'::pgboss.job_state as state, f.id, f.data,
+      f.attempts - 1 as retry_count, f.attempts_max - 1 as retry_limit, f.priority,
+      f.created_at as created_on, f.created_at as start_after, f.started_at as started_on,
+      f.finished_at as completed_on, null::timestamptz as heartbeat_on, ${noSource}
+    from finished_jobs f)`,
+}
+type Source = keyof typeof sources
+
+const from = (source: Source) => sql`
+  ${sources[source]} j
   cross join lateral (select j.name = any(${deadNames}) as dead) d
   cross join lateral (
     select case when d.dead then coalesce(j.source_output, j.output)
@@ -88,11 +107,37 @@ export async function listJobs(
     const lists = await Promise.all(jobStates.map((one) => listJobs(db, queue, one, max)))
     return lists.flat().slice(0, max)
   }
+  const lists = await Promise.all(
+    sourcesOf[state].map((source) => list(db, source, queue, state, max)),
+  )
+  return lists.flat().sort(byOrder[state]).slice(0, max)
+}
+
+const sourcesOf: Record<JobState, Source[]> = {
+  ready: ['queued'],
+  delayed: ['queued'],
+  active: ['queued', 'inHand'],
+  failed: ['queued'],
+  finished: ['queued', 'finished'],
+}
+
+async function list(db: Db, source: Source, queue: QueueName, state: JobState, max: number) {
   const { rows } = await sql<JobRow>`
-    select ${columns} from ${from}
+    select ${columns} from ${from(source)}
     where j.name = ${state === 'failed' ? deadLetterOf(queue) : queue} and ${inState[state]}
     order by ${orders[state]}, j.id limit ${max}`.execute(db)
   return rows
+}
+
+const asTheyCome = () => 0
+
+/** What several sources list, as `orders` has it. */
+const byOrder: Record<JobState, (a: JobRow, b: JobRow) => number> = {
+  ready: asTheyCome,
+  delayed: asTheyCome,
+  active: (a, b) => Number(a.started_at) - Number(b.started_at),
+  failed: asTheyCome,
+  finished: (a, b) => Number(b.finished_at) - Number(a.finished_at),
 }
 
 /** At most `max` jobs of the dead letter queues, the latest first. By the index job_i15 (name, created_on). */
@@ -102,7 +147,7 @@ export async function listFailed(
   max: number,
 ): Promise<JobRow[]> {
   const { rows } = await sql<JobRow>`
-    select ${columns} from ${from}
+    select ${columns} from ${from('queued')}
     where j.name = any(${names.map(deadLetterOf)}) and ${inState.failed}
     order by ${orders.failed}, j.id limit ${max}`.execute(db)
   return rows
@@ -125,8 +170,10 @@ const orders: Record<JobState, ReturnType<typeof sql>> = {
   finished: sql`j.completed_on desc`,
 }
 
+export type IdRange = { first: string; last: string }
+
 /** A whole UUID, or its first 8 characters and more, as the first and the last id it may mean; undefined: neither. */
-export function idRange(text: string): { first: string; last: string } | undefined {
+export function idRange(text: string): IdRange | undefined {
   const digits = text.toLowerCase().replaceAll('-', '')
   if (!/^[0-9a-f]{8,32}$/.test(digits)) return undefined
   return { first: toUuid(digits.padEnd(32, '0')), last: toUuid(digits.padEnd(32, 'f')) }
@@ -168,10 +215,17 @@ const matchesMax = 10
 export async function findJobs(db: Db, text: string): Promise<JobDetail[]> {
   const range = idRange(text)
   if (range === undefined) return []
-  const { first, last } = range
+  const found = await Promise.all(
+    (['queued', 'inHand', 'finished'] as const).map((source) => findIn(db, source, range)),
+  )
+  const latest = (a: JobDetail, b: JobDetail) => Number(b.created_at) - Number(a.created_at)
+  return found.flat().sort(latest).slice(0, matchesMax)
+}
+
+async function findIn(db: Db, source: Source, { first, last }: IdRange): Promise<JobDetail[]> {
   const { rows } = await sql<JobDetail>`
     select ${columns}, j.data, j.heartbeat_on as heartbeat_at, o.output->>'stack' as last_stack
-    from ${from}
+    from ${from(source)}
     where (j.name = any(${allNames}) and j.id between ${first} and ${last}
       or j.name = any(${deadNames}) and j.source_id between ${first} and ${last})
       -- A job that failed is there twice: as what it was, and in the dead letter queue.
@@ -214,5 +268,8 @@ export async function cancelJob(
   const { numAffectedRows } = await sql`
     update pgboss.job set state = 'cancelled', completed_on = clock_timestamp()
     where name = ${queue} and id = ${id} and state < 'completed'`.execute(db)
-  return numAffectedRows === 1n ? 'cancelled' : 'lost'
+  if (numAffectedRows === 1n) return 'cancelled'
+  const { rows } = await sql<{ cancelled: number }>`
+    select cancel_in_hand(${queue}, ${id}) as cancelled`.execute(db)
+  return rows[0]?.cancelled === 1 ? 'cancelled' : 'lost'
 }

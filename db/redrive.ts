@@ -6,7 +6,7 @@ import { type SqlBool, sql } from 'kysely'
 import { v7 as uuidv7 } from 'uuid'
 import { deadLetterOf, type QueueName, queues } from '../domain/queues.ts'
 import { resolveAudits } from './attempts.ts'
-import { idRange } from './operate.ts'
+import { type IdRange, idRange } from './operate.ts'
 import type { Db, Tx } from './schema.ts'
 import { transaction } from './transaction.ts'
 import { notifyQueues } from './wake.ts'
@@ -109,9 +109,7 @@ export async function findFailed(
   return outcome
 }
 
-type Range = NonNullable<ReturnType<typeof idRange>>
-
-function matching(byId: ReadonlyMap<string, Set<Moved>>, { first, last }: Range): Moved[] {
+function matching(byId: ReadonlyMap<string, Set<Moved>>, { first, last }: IdRange): Moved[] {
   if (first === last) return [...(byId.get(first) ?? [])]
   const within = [...byId].filter(([id]) => id >= first && id <= last)
   return [...new Set(within.flatMap(([, rows]) => [...rows]))]
@@ -233,6 +231,8 @@ async function insertAs(tx: Tx, jobs: readonly Moved[]): Promise<Set<string>> {
       coalesce(d.source_root_id, d.source_id), d.trace_context
     from ${listOf(jobs)} join pgboss.queue q on q.name = l.queue
       join pgboss.job d on d.name = l.queue || '.dead' and d.id = l.dead_id
+    where not exists (select from finished_jobs f where f.queue = l.queue and f.id = l.id)
+      and not exists (select from claims c where c.queue = l.queue and l.id = any(c.ids))
     order by d.created_on
     on conflict do nothing returning id, name`.execute(tx)
   const made = new Set(rows.map(({ id, name }) => `${name} ${id}`))

@@ -17,6 +17,7 @@ import type { EmailProvider, Mail, SendOutcome } from '../workers/email/provider
 import { createRenderer, formatMoney, formatTime } from '../workers/email/templates.ts'
 import { createLog } from '../workers/log.ts'
 import { type TestDatabase, testDatabase } from './database.ts'
+import { emptyJobs, everyJob, loseLife } from './jobRows.ts'
 import { endWorkers, exited, startWorker, until } from './worker.ts'
 
 const signal = new AbortController().signal
@@ -166,7 +167,7 @@ describe('the email worker', () => {
     await rm(dataDir, { recursive: true, force: true, maxRetries: 10 })
   })
   beforeEach(async () => {
-    await sql`delete from pgboss.job`.execute(fresh.db)
+    await emptyJobs(fresh.db)
     await sql`delete from rate_buckets`.execute(fresh.db)
     await rm(join(dataDir, 'mail'), { recursive: true, force: true })
   })
@@ -217,7 +218,7 @@ describe('the email worker', () => {
     const pass = build(createLogProvider(dataDir))
     await enqueue(job)
     assert.equal(await pass(signal, all), 1)
-    await sql`delete from pgboss.job`.execute(fresh.db)
+    await emptyJobs(fresh.db)
     await enqueue(job)
     assert.equal(await pass(signal, all), 1)
     assert.deepEqual(await files(), [`${job.job_id}.eml`])
@@ -358,9 +359,9 @@ describe('the email worker', () => {
     killed.process.kill('SIGKILL')
     assert.equal(await exited(killed), 'SIGKILL')
     // Its last sign of life is long ago.
-    await sql`update pgboss.job set heartbeat_on = heartbeat_on - interval '11 s'`.execute(fresh.db)
+    await loseLife(fresh.db)
     const settled = await sql<{ id: string }>`
-      select id from pgboss.job where name = 'email' and state = 'completed'`.execute(fresh.db)
+      select id from finished_jobs where queue = 'email'`.execute(fresh.db)
     const heir = startWorker('email', fresh.url, [], env)
     await until(async () => (await files()).filter((name) => name.endsWith('.eml')).length === 60)
     heir.process.kill('SIGTERM')
@@ -371,7 +372,7 @@ describe('the email worker', () => {
       [],
     )
     const { rows } = await sql<{ state: string; n: number }>`
-      select state, count(*)::int as n from pgboss.job where name = 'email' group by 1`.execute(
+      select state, count(*)::int as n from ${everyJob} where name = 'email' group by 1`.execute(
       fresh.db,
     )
     assert.deepEqual(rows, [{ state: 'completed', n: 60 }])

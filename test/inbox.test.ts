@@ -13,6 +13,7 @@ import type { CloudEvent } from '../domain/events.ts'
 import { inboxPass } from '../workers/inbox/inbox.ts'
 import { createLog } from '../workers/log.ts'
 import { type TestDatabase, testDatabase } from './database.ts'
+import { emptyJobs } from './jobRows.ts'
 import { exited, startWorker, until } from './worker.ts'
 
 const signal = new AbortController().signal
@@ -69,7 +70,7 @@ describe('the inbox', () => {
   })
   after(() => jobs.close())
   beforeEach(async () => {
-    await sql`delete from pgboss.job`.execute(fresh.db)
+    await emptyJobs(fresh.db)
     await sql`delete from inbox_processed`.execute(fresh.db)
   })
 

@@ -17,6 +17,7 @@ import { choose, openTerminal, type Terminal } from '../cli/terminal.ts'
 import { readAudit } from '../db/attempts.ts'
 import { type TestDatabase, testDatabase } from './database.ts'
 import { bury } from './failedJobs.ts'
+import { emptyJobs } from './jobRows.ts'
 
 const cli = join(import.meta.dirname, '..', 'cli')
 const folder = mkdtempSync(join(tmpdir(), 'flotilla-jobs-'))
@@ -31,7 +32,7 @@ describe('jobs', () => {
     test1 = await testDatabase()
   })
   beforeEach(async () => {
-    await sql`delete from pgboss.job`.execute(test1.db)
+    await emptyJobs(test1.db)
     await sql`truncate job_errors, job_audits, paused_queues, workers, stop_requests`.execute(
       test1.db,
     )

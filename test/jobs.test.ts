@@ -13,6 +13,7 @@ import { pauseQueue, readPaused, resumeQueue } from '../db/pauses.ts'
 import { transaction } from '../db/transaction.ts'
 import type { QueueName } from '../domain/queues.ts'
 import { type TestDatabase, testDatabase } from './database.ts'
+import { claimEarlier, emptyJobs, everyJob, loseLife } from './jobRows.ts'
 
 type Row = {
   id: string
@@ -41,9 +42,9 @@ describe('the job table', () => {
       await sql<Row>`
         select id, name, state, data, retry_count, output, source_id,
           (extract(epoch from start_after - clock_timestamp()) * 1000)::float8 as "dueInMs"
-        from pgboss.job where name = ${queue} order by created_on`.execute(test1.db)
+        from ${everyJob} where name = ${queue} order by created_on`.execute(test1.db)
     ).rows
-  const empty = () => sql`delete from pgboss.job`.execute(test1.db)
+  const empty = () => emptyJobs(test1.db)
   const dueNow = () => sql`update pgboss.job set start_after = clock_timestamp()`.execute(test1.db)
   const fetchOne = async (queue: QueueName): Promise<Job> => {
     const [job] = await jobs.fetch(queue, 1)
@@ -159,22 +160,22 @@ describe('the job table', () => {
     await jobs.send(test1.db, 'inbox', [{ data: {} }])
     const lost = await fetchOne('inbox')
     assert.deepEqual(await jobs.recover('inbox'), [])
-    await sql`update pgboss.job set heartbeat_on = heartbeat_on - interval '11 s'`.execute(test1.db)
+    await loseLife(test1.db)
     const [recovered] = await jobs.recover('inbox')
     assert.equal(recovered?.failed.became, 'retry')
     assert.equal((await jobs.fetchSuspect('inbox'))?.attempt, 2)
     // The first worker was only slow: it has no say any more.
     assert.equal(await jobs.complete(test1.db, 'inbox', [lost]), 0)
     assert.equal((await jobs.fail(lost, 'late', 'dead')).became, 'lost')
-    assert.equal(await jobs.touch('inbox', [lost]), 0)
+    assert.deepEqual(await jobs.touch('inbox', [lost]), [])
   })
 
   test('recovers a job that takes longer than its queue allows', async () => {
     await empty()
     await jobs.send(test1.db, 'email', [{ data: {} }])
     const job = await fetchOne('email')
-    await sql`update pgboss.job set started_on = started_on - interval '121 s'`.execute(test1.db)
-    assert.equal(await jobs.touch('email', [job]), 1)
+    await claimEarlier(test1.db, 121)
+    assert.deepEqual(await jobs.touch('email', [job]), [job])
     const [recovered] = await jobs.recover('email')
     assert.match(recovered?.why ?? '', /longer than its queue allows/)
   })
@@ -203,14 +204,14 @@ describe('the job table', () => {
 
     // What ended more than a minute ago is no rate of now.
     assert.equal((await readQueueRates(test1.db)).get('email'), 1 / 60)
-    await sql`update pgboss.job set completed_on = completed_on - interval '61 seconds'
-      where state = 'completed'`.execute(test1.db)
+    await sql`update finished_jobs set finished_at = finished_at - interval '61 seconds'`.execute(
+      test1.db,
+    )
     assert.equal((await readQueueRates(test1.db)).get('email'), 0)
   })
 
   const die = async (queue: QueueName) => {
-    await sql`update pgboss.job set heartbeat_on = heartbeat_on - interval '11 s'
-      where state = 'active'`.execute(test1.db)
+    await loseLife(test1.db)
     return (await jobs.recover(queue)).map(({ failed }) => failed.became)
   }
 
@@ -322,7 +323,7 @@ describe('the job table', () => {
       Array.from({ length: 9 }, () => ({ data: {} })),
     )
     const claim = async (pool = test1.database.pool) =>
-      (await pool.query("select id from claim_jobs('email', 5, 3)")).rowCount
+      (await pool.query("select id from claim_batch('email', 5, 3, true)")).rowCount
     const claimed = await Promise.all([claim(), claim(test1.open().pool), claim(test1.open().pool)])
     assert.deepEqual(claimed.sort(), [0, 0, 3])
   })
@@ -333,7 +334,7 @@ describe('the job table', () => {
     const [old, young, broken] = await jobs.fetch('email', 3)
     await jobs.complete(test1.db, 'email', [old!, young!])
     await jobs.fail(broken!, 'no', { delayMs: 60_000 })
-    await sql`update pgboss.job set completed_on = now() - interval '25 hours'
+    await sql`update finished_jobs set finished_at = now() - interval '25 hours'
       where id = ${old!.id}`.execute(test1.db)
     await sql`update job_errors set failed_at = now() - interval '25 hours'`.execute(test1.db)
     await jobs.tidy()

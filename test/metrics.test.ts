@@ -139,6 +139,13 @@ describe('the queues', () => {
         ['email', 8, 4, 6, 18],
       ],
     )
+    const jobs = openJobs(own.database)
+    assert.equal((await jobs.fetch('inbox', 3)).length, 3)
+    await jobs.close()
+    for (const stats of [await readQueueStats(own.db), await readQueueLevels(own.db)]) {
+      const inbox = stats.find(({ queue }) => queue === 'inbox')
+      assert.deepEqual([inbox?.ready, inbox?.active], [5, 9])
+    }
     await sql`insert into pgboss.job (name) select 'email'
       from generate_series(1, ${levelMax} + 1)`.execute(own.db)
     const email = (await readQueueLevels(own.db)).find(({ queue }) => queue === 'email')

@@ -27,6 +27,7 @@ import { transaction } from '../db/transaction.ts'
 import { type QueueName, queues } from '../domain/queues.ts'
 import { type TestDatabase, testDatabase } from './database.ts'
 import { bury } from './failedJobs.ts'
+import { emptyJobs } from './jobRows.ts'
 
 describe('an operator', () => {
   let test1: TestDatabase
@@ -38,7 +39,7 @@ describe('an operator', () => {
   })
   after(() => jobs.close())
   beforeEach(async () => {
-    await sql`delete from pgboss.job`.execute(test1.db)
+    await emptyJobs(test1.db)
     await sql`truncate job_errors, job_audits`.execute(test1.db)
   })
 

@@ -12,6 +12,7 @@ import type { CloudEvent, NewEvent } from '../domain/events.ts'
 import { createDatabaseBroker } from '../workers/outbox/database.ts'
 import { relayPass } from '../workers/outbox/outbox.ts'
 import { type TestDatabase, testDatabase } from './database.ts'
+import { emptyJobs } from './jobRows.ts'
 import { exited, startWorker, until } from './worker.ts'
 
 const signal = new AbortController().signal
@@ -60,7 +61,7 @@ describe('the outbox', () => {
   })
   after(() => jobs.close())
   beforeEach(async () => {
-    await sql`delete from pgboss.job`.execute(fresh.db)
+    await emptyJobs(fresh.db)
     await sql`delete from outbox`.execute(fresh.db)
     await sql`update outbox_cursors set txid = '0', id = 0, relayed = 0`.execute(fresh.db)
   })

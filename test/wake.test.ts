@@ -9,6 +9,7 @@ import { readWorkers, removeWorker, reportWorker, requestStop } from '../db/regi
 import { transaction } from '../db/transaction.ts'
 import { type Listener, openListener } from '../db/wake.ts'
 import { type TestDatabase, testDatabase } from './database.ts'
+import { emptyJobs } from './jobRows.ts'
 import { openCable } from './servers/cable.ts'
 import { exited, startWorker, until } from './worker.ts'
 
@@ -98,7 +99,7 @@ describe('waking', () => {
   })
 
   test('a worker runs a job at once that it would have looked for in a minute', async () => {
-    await sql`delete from pgboss.job`.execute(fresh.db)
+    await emptyJobs(fresh.db)
     const worker = startWorker('inbox', fresh.url, [], { INBOX_POLL_MS: '60000' })
     const listens = () =>
       sql`select from pg_stat_activity where datname = current_database()

@@ -21,6 +21,7 @@ import { createBudget, describeLimits, parseLimits, UsageError } from '../worker
 import { createLog } from '../workers/log.ts'
 import { backoffDelayMs, createLoopState, type Loop, runLoop } from '../workers/loop.ts'
 import { type TestDatabase, testDatabase } from './database.ts'
+import { emptyJobs, everyJob, loseLife } from './jobRows.ts'
 import { openCable } from './servers/cable.ts'
 import { exited, startWorker, until } from './worker.ts'
 
@@ -181,7 +182,7 @@ describe('a pass over jobs', () => {
   })
   after(() => jobs.close())
   beforeEach(async () => {
-    await sql`delete from pgboss.job`.execute(fresh.db)
+    await emptyJobs(fresh.db)
     failures = 0
     stopping = new AbortController()
     dying = new AbortController()
@@ -211,7 +212,7 @@ describe('a pass over jobs', () => {
     const { rows } = await sql<{ n: number; state: string; attempts: number; dueMs: number }>`
       select (data->>'n')::int as n, state, retry_count as attempts,
         (extract(epoch from start_after) * 1000)::float8 as "dueMs"
-      from pgboss.job where name = ${queue} order by data->>'n'`.execute(fresh.db)
+      from ${everyJob} where name = ${queue} order by data->>'n'`.execute(fresh.db)
     return rows
   }
   const databaseMs = async () => {
@@ -436,7 +437,7 @@ describe('a pass over jobs', () => {
     await jobs.fetch('commands', 2)
     const { pass } = recoverLoop({ jobs, queue: 'commands', worker: worker() })
     assert.equal(await pass(stopping.signal, all), 0)
-    await sql`update pgboss.job set heartbeat_on = heartbeat_on - interval '11 s'`.execute(fresh.db)
+    await loseLife(fresh.db)
     assert.equal(await pass(stopping.signal, all), 2)
     const heir = jobPass({
       ...shared(),
@@ -458,8 +459,7 @@ describe('a pass over jobs', () => {
   test('runs alone what was in hand when its worker died, and buries what kills three', async () => {
     const { pass: recover } = recoverLoop({ jobs, queue: 'commands', worker: worker() })
     const die = async () => {
-      await sql`update pgboss.job set heartbeat_on = heartbeat_on - interval '11 s'
-        where state = 'active'`.execute(fresh.db)
+      await loseLife(fresh.db)
       await recover(stopping.signal, all)
     }
     await send(...numbers(6))
@@ -564,9 +564,7 @@ describe('a pass over jobs', () => {
       cable.pull()
       await assert.rejects(Promise.resolve(pass(stopping.signal, all)))
       await assert.rejects(Promise.resolve(pass(stopping.signal, all)))
-      await sql`update pgboss.job set heartbeat_on = heartbeat_on - interval '11 s'`.execute(
-        fresh.db,
-      )
+      await loseLife(fresh.db)
       await cable.plug()
       assert.equal(await pass(stopping.signal, all), 0)
       assert.equal(await pass(stopping.signal, all), 0)

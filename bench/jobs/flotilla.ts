@@ -28,7 +28,7 @@ function drive(): void {
       await installJobs(pool)
     },
     async clear() {
-      await pool.query('truncate pgboss.job')
+      await pool.query('truncate pgboss.job, claims, finished_jobs')
     },
     insert: (payloads) =>
       jobs.send(
@@ -38,14 +38,15 @@ function drive(): void {
       ),
     async insertFinished(payloads) {
       await pool.query(
-        `insert into pgboss.job (name, data, state, started_on, completed_on)
-         select $1, unnest($2::jsonb[]), 'completed', now(), now()`,
+        `insert into finished_jobs (queue, id, data, attempts, attempts_max, priority, created_at, started_at)
+         select $1, gen_random_uuid(), unnest($2::jsonb[]), 1, 3, 0, now(), now()`,
         [queue, payloads.map((data) => JSON.stringify(data))],
       )
     },
     async remaining() {
       const { rows } = await pool.query(
-        `select count(*)::int as count from pgboss.job where name = $1 and state < 'completed'`,
+        `select (select count(*) from pgboss.job where name = $1 and state < 'completed')::int
+           + (select coalesce(sum(bit_count(~settled)), 0) from claims)::int as count`,
         [queue],
       )
       return rows[0].count

@@ -146,12 +146,12 @@ export const checks: readonly { name: string; query: string }[] = [
   {
     name: 'every order has exactly its two mails',
     query: `select o.id::text as row from orders o
-      left join pgboss.job j on j.name = 'email' and j.data -> 'payload' ->> 'order_id' = o.id::text
+      left join finished_jobs j on j.queue = 'email' and j.data -> 'payload' ->> 'order_id' = o.id::text
       group by o.id having count(*) <> 2 or count(distinct j.data ->> 'template') <> 2`,
   },
   {
     name: 'every queue is empty, every dead letter queue too',
     query: `select name || ' ' || state || ' ' || id as row from pgboss.job
-      where state <> 'completed' or name like '%.dead'`,
+      union all select queue || ' in hand ' || id from claims`,
   },
 ]

@@ -101,7 +101,7 @@ const askedFor = (body: { quantity?: number; seats?: string[] } | undefined) =>
  */
 async function checkMails(client: pg.Client, { mailDirs, sent }: Evidence): Promise<Check[]> {
   const { rows } = await client.query<{ id: string; attempts: number }>(
-    `select data ->> 'job_id' as id, retry_count + 1 as attempts from pgboss.job where name = 'email'`,
+    `select data ->> 'job_id' as id, attempts from finished_jobs where queue = 'email'`,
   )
   const jobs = new Map(rows.map(({ id, attempts }) => [id, attempts]))
   const mails = new Set(mailDirs.flatMap(mailsIn))
