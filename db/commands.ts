@@ -19,10 +19,11 @@ export type NewCommand = {
   /** What the runner is handed back: plain JSON. */
   command: object
   requestId: string
+  traceparent?: string | undefined
 }
 
 /** The data of a job in the queue `commands`. */
-export type CommandJob = { command_id: string }
+export type CommandJob = { command_id: string; traceparent?: string }
 
 /**
  * Makes a durable job of a command, and `accepted` the answer under its idempotency key.
@@ -47,7 +48,8 @@ export async function enqueueCommand(
         request_id: command.requestId,
       })
       .execute()
-    const data: CommandJob = { command_id: command.id }
+    const { id, traceparent } = command
+    const data: CommandJob = { command_id: id, ...(traceparent && { traceparent }) }
     await jobs.send(tx, 'commands', [{ id: command.id, data }])
     await saveReceipts(tx, [{ receipt, response: accepted }])
   })

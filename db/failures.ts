@@ -14,7 +14,7 @@ import type { FailureKind, Tx } from './schema.ts'
 export type Failed = { became: 'retry' | 'lost' | 'cancelled' } | { became: 'dead'; audit: Audit }
 
 /** A job whose worker showed no sign of life or took too long. */
-export type Recovered = { job: Job; failed: Failed; why: string }
+export type Recovered = { job: Job; failed: Failed; why: string; kind: FailureKind }
 
 export type Failure = { error: unknown; kind: FailureKind; next: { delayMs: number } | 'dead' }
 
@@ -99,7 +99,7 @@ export async function recoverJobs(boss: PgBoss, tx: Tx, queue: string): Promise<
     const job = { ...row, queue, attempt: retryCount + 1, attemptsMax: retryLimit + 1 } as Job
     const failure = late ? tookTooLong(job) : await diedWith(tx, job)
     const failed = await failJob(boss, tx, job, failure)
-    recovered.push({ job, failed, why: String(failure.error) })
+    recovered.push({ job, failed, why: String(failure.error), kind: failure.kind })
   }
   return recovered
 }

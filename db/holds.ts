@@ -14,6 +14,7 @@ import type { Tx } from './schema.ts'
 export type Hold = {
   userId: string
   requestId?: string | undefined
+  traceparent?: string | undefined
   /** Name of a section; none: the best that has room. */
   section?: string | undefined
 } & ({ quantity: number } | { seats: readonly string[] })
@@ -156,6 +157,7 @@ async function writeHolds(
       subject: h.reservationId,
       sequence: 1,
       requestId: given[i]!.hold.requestId,
+      traceparent: given[i]!.hold.traceparent,
       data: {
         reservation_id: h.reservationId,
         event_id: eventId,

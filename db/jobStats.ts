@@ -4,7 +4,8 @@ import { sql } from 'kysely'
 import { deadLetterOf, queues } from '../domain/queues.ts'
 import { readPaused } from './pauses.ts'
 import { readWorkers } from './registry.ts'
-import type { Db } from './schema.ts'
+import type { Db, Tx } from './schema.ts'
+import { transaction } from './transaction.ts'
 
 export type QueueStats = {
   queue: string
@@ -21,21 +22,90 @@ export type QueueStats = {
   paused: boolean
 }
 
-/** One row a queue of the catalogue, in its order, idle queues too. */
+const allNames = queues.flatMap(({ name }) => [name, deadLetterOf(name)])
+
+type Row = { queue: string; ready: number; delayed: number; active: number; oldest: number | null }
+
+/**
+ * One row a queue of the catalogue, in its order, idle queues too. Exact: it reads the index job_i14 of all that waits,
+ * and nothing of what is finished (measured with 1,000,000 of each: 0.4 s, 0.9 s when they are new to the cache). Its
+ * states stand in the text, or the planner does not know that the index has them.
+ */
 export async function readQueueStats(db: Db): Promise<QueueStats[]> {
-  const names = queues.flatMap(({ name }) => [name, deadLetterOf(name)])
-  const { rows } = await sql<Omit<QueueStats, 'failed' | 'paused'>>`
+  const { rows } = await sql<Row>`
     select name as queue,
-      count(*) filter (where state < 'active' and start_after <= clock_timestamp())::int as ready,
-      count(*) filter (where state < 'active' and start_after > clock_timestamp())::int as delayed,
+      count(*) filter (where state < 'active' and start_after <= now())::int as ready,
+      count(*) filter (where state < 'active' and start_after > now())::int as delayed,
       count(*) filter (where state = 'active')::int as active,
-      extract(epoch from clock_timestamp() - min(start_after)
-        filter (where state < 'active' and start_after <= clock_timestamp()))::float8 as oldest_seconds
-    from pgboss.job where name = any(${names}) and state <= 'active' group by name`.execute(db)
-  const inHand = await sql<{ queue: string; count: number }>`
-    select queue, sum(bit_count(~settled))::int as count from claims group by queue`.execute(db)
-  const held = new Map(inHand.rows.map((row) => [row.queue, row.count]))
-  const paused = await readPaused(db)
+      extract(epoch from now() - min(start_after)
+        filter (where state < 'active' and start_after <= now()))::float8 as oldest
+    from pgboss.job
+    where name = any(${allNames}) and state in ('created', 'retry', 'active') group by name`.execute(
+    db,
+  )
+  return toStats(rows, await readInHand(db), await readPaused(db))
+}
+
+/** Counts of `readQueueLevels` go no further. */
+export const levelMax = 100_000
+const levelsMaxMs = 2000
+
+/**
+ * The same for whoever asks often: counts stop at `levelMax`, so that it costs the same when millions wait (measured:
+ * 35 ms). By the index job_i14 (name, state, blocked, start_after) alone, whatever the statistics say.
+ * @throws when it takes longer than 2 s
+ */
+export async function readQueueLevels(db: Db): Promise<QueueStats[]> {
+  return await transaction(
+    db,
+    async (tx) => {
+      await sql`select set_config('enable_' || method, 'off', true)
+        from unnest(array['seqscan', 'bitmapscan', 'sort', 'hashjoin', 'mergejoin']) as method`.execute(
+        tx,
+      )
+      await sql`set local statement_timeout = ${sql.lit(`${levelsMaxMs}ms`)}`.execute(tx)
+      const { rows } = await sql<Row>`
+        select n.name as queue, least(sum(r.n), ${levelMax})::int as ready,
+          least(sum(d.n), ${levelMax})::int as delayed, max(a.n)::int as active,
+          extract(epoch from clock_timestamp() - min(r.oldest))::float8 as oldest
+        from unnest(${allNames}::text[]) as n (name)
+        cross join (values ('created'::pgboss.job_state), ('retry')) as s (state)
+        cross join (values (false), (true)) as b (blocked)
+        cross join lateral (
+          select count(*) as n, min(start_after) as oldest from (
+            select start_after from pgboss.job j
+            where j.name = n.name and j.state = s.state and j.blocked = b.blocked
+              and j.state in ('created', 'retry', 'active', 'failed') and j.start_after <= now()
+            order by j.start_after limit ${levelMax}) as due) as r
+        cross join lateral (
+          select count(*) as n from (
+            select from pgboss.job j
+            where j.name = n.name and j.state = s.state and j.blocked = b.blocked
+              and j.state in ('created', 'retry', 'active', 'failed') and j.start_after > now()
+            limit ${levelMax}) as later) as d
+        cross join lateral (
+          select count(*) as n from (
+            select from pgboss.job j where j.name = n.name and j.state = 'active'
+            limit ${levelMax}) as active) as a
+        group by n.name`.execute(tx)
+      return toStats(rows, await readInHand(tx), await readPaused(tx))
+    },
+    { isolation: 'read committed', maxAttempts: 1 },
+  )
+}
+
+/** What workers have claimed and not settled, by queue: one row a claim, its payloads unread. */
+async function readInHand(on: Db | Tx): Promise<Map<string, number>> {
+  const { rows } = await sql<{ queue: string; count: number }>`
+    select queue, sum(bit_count(~settled))::int as count from claims group by queue`.execute(on)
+  return new Map(rows.map((row) => [row.queue, row.count]))
+}
+
+function toStats(
+  rows: readonly Row[],
+  held: ReadonlyMap<string, number>,
+  paused: ReadonlyMap<string, Date>,
+): QueueStats[] {
   const found = new Map(rows.map((row) => [row.queue, row]))
   return queues.map(({ name: queue }) => {
     const row = found.get(queue)
@@ -46,7 +116,7 @@ export async function readQueueStats(db: Db): Promise<QueueStats[]> {
       delayed: row?.delayed ?? 0,
       active: (row?.active ?? 0) + (held.get(queue) ?? 0),
       failed: dead ? dead.ready + dead.delayed + dead.active : 0,
-      oldest_seconds: row?.oldest_seconds ?? null,
+      oldest_seconds: row?.oldest ?? null,
       paused: paused.has(queue),
     }
   })

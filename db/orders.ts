@@ -47,7 +47,7 @@ export async function confirmReservations(
     locked.flatMap((r, i) => {
       const order = r instanceof AppError ? undefined : orders.get(r.id)
       if (order === undefined) return []
-      return orderEvents(order, settled.get(order.reservation.id)!.version, changes[i]!.requestId)
+      return orderEvents(order, settled.get(order.reservation.id)!.version, changes[i]!)
     }),
   )
   return locked.map((r) => (r instanceof AppError ? r : (orders.get(r.id) ?? expired(r))))
@@ -112,8 +112,9 @@ async function insertOrders(tx: Tx, orders: readonly Order[]): Promise<void> {
       event_id uuid, section_no integer, seat_no integer, code text)`.execute(tx)
 }
 
-function orderEvents(order: Order, version: number, requestId: string | undefined): NewEvent[] {
+function orderEvents(order: Order, version: number, change: Change): NewEvent[] {
   const { reservation: r } = order
+  const { requestId, traceparent } = change
   const data = {
     ...reservationData(r),
     order_id: order.id,
@@ -128,6 +129,7 @@ function orderEvents(order: Order, version: number, requestId: string | undefine
       subject: r.id,
       sequence: version,
       requestId,
+      traceparent,
       data: { ...reservationData(r), order_id: order.id },
     },
     {
@@ -136,6 +138,7 @@ function orderEvents(order: Order, version: number, requestId: string | undefine
       subject: order.id,
       sequence: 1,
       requestId,
+      traceparent,
       data,
     },
     {
@@ -144,6 +147,7 @@ function orderEvents(order: Order, version: number, requestId: string | undefine
       subject: order.id,
       sequence: 2,
       requestId,
+      traceparent,
       data: {
         ...data,
         tickets: order.tickets.map(({ id, seat, code }) => ({

@@ -26,7 +26,7 @@ export function slotOf(subject: string): number {
 export async function writeEvents(tx: Tx, events: readonly NewEvent[]): Promise<void> {
   if (events.length === 0) return
   await sql`
-    insert into outbox (slot, message_id, type, subject, sequence, data, request_id)
+    insert into outbox (slot, message_id, type, subject, sequence, data, request_id, traceparent)
     select * from unnest(
       ${events.map((event) => slotOf(event.subject))}::int[],
       ${events.map((event) => event.messageId)}::uuid[],
@@ -34,7 +34,8 @@ export async function writeEvents(tx: Tx, events: readonly NewEvent[]): Promise<
       ${events.map((event) => event.subject)}::text[],
       ${events.map((event) => event.sequence)}::int[],
       ${events.map((event) => JSON.stringify(event.data))}::jsonb[],
-      ${events.map((event) => event.requestId ?? null)}::text[]
+      ${events.map((event) => event.requestId ?? null)}::text[],
+      ${events.map((event) => event.traceparent ?? null)}::text[]
     )`.execute(tx)
 }
 
@@ -50,6 +51,7 @@ type Row = {
   sequence: number
   data: CloudEvent['data']
   request_id: string | null
+  traceparent: string | null
   created_at: Date
 }
 
@@ -101,7 +103,7 @@ async function takeEvents(tx: Tx, perSlotMax: number): Promise<Row[]> {
     )
     select e.* from taken t cross join lateral (
       select o.slot, o.txid, o.id, o.message_id, o.type, o.subject, o.sequence, o.data,
-        o.request_id, o.created_at
+        o.request_id, o.traceparent, o.created_at
       from outbox o where o.slot = t.slot and (o.txid, o.id) > (t.txid, t.id)
         and o.txid < pg_snapshot_xmin(pg_current_snapshot())
       order by o.txid, o.id limit ${perSlotMax}
@@ -136,6 +138,7 @@ function toCloudEvent(row: Row): CloudEvent {
     datacontenttype: 'application/json',
     sequence: String(row.sequence),
     ...(row.request_id === null ? {} : { requestid: row.request_id }),
+    ...(row.traceparent === null ? {} : { traceparent: row.traceparent }),
     data: row.data,
   }
 }

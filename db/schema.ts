@@ -130,6 +130,7 @@ export type Schema = {
     data: Json<Record<string, unknown>>
     request_id: string | null
     created_at: Made
+    traceparent: string | null
   }
   outbox_cursors: {
     slot: number

@@ -10,7 +10,12 @@ import { type Reservation, readReservations, reservationData } from './reservati
 import type { Db, ReservationState, Tx } from './schema.ts'
 import { transaction } from './transaction.ts'
 
-export type Change = { reservationId: string; userId: string; requestId?: string | undefined }
+export type Change = {
+  reservationId: string
+  userId: string
+  requestId?: string | undefined
+  traceparent?: string | undefined
+}
 
 type Settled = { id: string; version: number }
 
@@ -134,6 +139,7 @@ async function free(
       subject: r.id,
       sequence: settled.get(r.id)!.version,
       requestId: changes[locked.indexOf(r)]?.requestId,
+      traceparent: changes[locked.indexOf(r)]?.traceparent,
       data: reservationData(r),
     })),
   )

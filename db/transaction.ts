@@ -51,6 +51,11 @@ export function isConnectionLost(error: unknown): boolean {
   )
 }
 
+const conflicts = new Map([...retriedSqlStates].map((state) => [state, 0]))
+
+/** How often transactions of this process met a conflict since its start, by SQLSTATE. */
+export const conflictsSoFar = (): ReadonlyMap<string, number> => conflicts
+
 const afterwards = new WeakMap<Tx, (() => void)[]>()
 
 /** Calls `fn` when the transaction is committed, and never when it is not. It must not throw. */
@@ -73,7 +78,9 @@ export async function transaction<T>(
     try {
       return await attemptOnce(db, fn, options.isolation ?? 'serializable')
     } catch (error) {
-      if (!retriedSqlStates.has(sqlState(error) ?? '')) throw error
+      const state = sqlState(error) ?? ''
+      if (!retriedSqlStates.has(state)) throw error
+      conflicts.set(state, (conflicts.get(state) ?? 0) + 1)
       if (attempt >= maxAttempts) {
         throw new AppError(
           'LOCK_TIMEOUT',

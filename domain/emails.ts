@@ -35,6 +35,7 @@ export type EmailJob = {
     attempts: number
     max_attempts: 3
     request_id?: string
+    traceparent?: string
   }
 }[EmailTemplate]
 

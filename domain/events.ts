@@ -52,10 +52,11 @@ export type NewEvent = {
     sequence: number
     data: EventData[T]
     requestId?: string | undefined
+    traceparent?: string | undefined
   }
 }[EventType]
 
-/** https://github.com/cloudevents/spec/blob/v1.0.2/cloudevents/spec.md; sequence and requestid are extensions. */
+/** https://github.com/cloudevents/spec/blob/v1.0.2/cloudevents/spec.md; sequence, requestid and traceparent are extensions. */
 export type CloudEvent<T extends EventType = EventType> = {
   specversion: '1.0'
   id: string
@@ -66,5 +67,6 @@ export type CloudEvent<T extends EventType = EventType> = {
   datacontenttype: 'application/json'
   sequence: string
   requestid?: string
+  traceparent?: string
   data: EventData[T]
 }

@@ -8,6 +8,7 @@ import { v7 as uuidv7 } from 'uuid'
 import { closeDeadCommands, pruneCommands } from '../db/commands.ts'
 import { openIdempotency } from '../db/idempotency.ts'
 import { pruneInbox } from '../db/inbox.ts'
+import { type QueueStats, readQueueLevels, readQueueStats } from '../db/jobStats.ts'
 import { openLimits } from '../db/limits.ts'
 import { type Database, openDatabase } from '../db/open.ts'
 import type { Db } from '../db/schema.ts'
@@ -45,6 +46,7 @@ before(async () => {
   await sql`
     insert into commands (id, method, path, status, finished_at)
     select id, 'POST', '/', 200, clock_timestamp() from unnest(${ids}::uuid[]) as id`.execute(db)
+  await fill('pgboss.job (name, state, completed_on)', `'email', 'completed', now()`)
   await sql`vacuum analyze`.execute(db)
 })
 after(() => one.close())
@@ -57,12 +59,16 @@ async function read(table: string): Promise<number> {
   return rows[0]!.read
 }
 
+const ready = (stats: QueueStats[]) => stats.reduce((sum, queue) => sum + queue.ready, 0)
+
 const works: [string, string, (on: Db) => Promise<number>][] = [
   ['the sweep of holds', 'reservations', (on) => expireReservations(on, 200)],
   ['pruning answers', 'idempotency_records', (on) => openIdempotency(on).prune()],
   ['pruning counts', 'rate_limits', (on) => openLimits(on).prune()],
   ['pruning messages', 'inbox_processed', (on) => pruneInbox(on)],
   ['pruning commands', 'commands', (on) => pruneCommands(on)],
+  ['the look at queues by metrics', 'job_common', async (on) => ready(await readQueueLevels(on))],
+  ['the look at queues by people', 'job_common', async (on) => ready(await readQueueStats(on))],
   [
     'giving commands up',
     'commands',

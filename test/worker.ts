@@ -75,6 +75,15 @@ export async function exited({ process: child }: WorkerProcess): Promise<number 
   return child.exitCode ?? child.signalCode
 }
 
+/** Its metrics as text, once it runs; it needs a METRICS_PORT, or an empty one for a port of its own. */
+export async function scrape(worker: WorkerProcess): Promise<string> {
+  const port = () => /"metrics":"127\.0\.0\.1:(\d+)"/.exec(worker.output())?.[1]
+  await until(() => port() !== undefined)
+  const isReady = async () => (await fetch(`http://127.0.0.1:${port()}/readyz`)).status === 200
+  await until(isReady)
+  return await (await fetch(`http://127.0.0.1:${port()}/metrics`)).text()
+}
+
 /** For what happens in another process: asks again and again, 60 s at most: a loaded machine is slow. */
 export async function until(isSo: () => boolean | Promise<boolean>): Promise<void> {
   const endsAt = performance.now() + 60_000

@@ -5,6 +5,7 @@
 import { randomBytes } from 'node:crypto'
 import { linkSync, mkdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { dirname, join } from 'node:path'
+import { traceSettings } from './traceSettings.ts'
 
 export type Environment = Record<string, string | undefined>
 
@@ -147,6 +148,7 @@ export const commonSettings = {
         : fail('must be a port from 0 to 65535'),
   } satisfies Setting<number> as Setting<number | undefined>,
   METRICS_HOST: requiredText({ doc: 'address METRICS_PORT listens on', fallback: '127.0.0.1' }),
+  ...traceSettings,
 } as const
 
 /**

@@ -3,8 +3,10 @@
 
 import { Counter } from 'prom-client'
 import type { Failed, Job } from '../db/jobs.ts'
+import type { FailureKind } from '../db/schema.ts'
 import { queueOf } from '../domain/queues.ts'
 import { jobRetryDelayMs, jobSchedules } from '../domain/retries.ts'
+import { traceIdOf, traceparentIn } from '../domain/traces.ts'
 import type { Held } from './held.ts'
 import { describeError } from './log.ts'
 import type { Runtime } from './pipeline.ts'
@@ -30,9 +32,22 @@ export class RetryAfter extends Error {
   }
 }
 
-const labelNames = ['queue'] as const
-const retried = new Counter({ name: 'jobs_retried_total', help: 'Failed attempts', labelNames })
-const dead = new Counter({ name: 'jobs_dead_total', help: 'Jobs given up', labelNames })
+const retries = new Counter({
+  name: 'jobs_retries_total',
+  help: 'Attempts that failed and are followed by another, by how they failed',
+  labelNames: ['queue', 'kind'] as const,
+})
+const dead = new Counter({
+  name: 'jobs_dead_total',
+  help: 'Jobs given up',
+  labelNames: ['queue'] as const,
+})
+
+/** A queue in which nothing failed yet shows 0. */
+export function countFailuresOf(queue: string): void {
+  for (const kind of ['failed', 'died', 'late']) retries.inc({ queue, kind }, 0)
+  dead.inc({ queue }, 0)
+}
 
 type Settled = Pick<Runtime, 'jobs' | 'queue' | 'worker'>
 
@@ -53,7 +68,7 @@ export async function settleFailure(
   const told = kind === 'late' ? tookTooLong(job, error) : error
   const failed = await jobs.fail(job, told, next, kind)
   if (failed.became === 'dead' || failed.became === 'retry') worker.failed(1)
-  tellFailure(worker, job, failed, told)
+  tellFailure(worker, job, failed, told, kind)
 }
 
 function tookTooLong({ queue }: Job, cause: unknown): Error {
@@ -76,6 +91,7 @@ export function tellFailure(
   job: Job,
   failed: Failed,
   error: unknown,
+  kind: FailureKind,
 ): void {
   const { id, queue, attempt, attemptsMax } = job
   const data = (job.data ?? {}) as { requestid?: unknown; request_id?: unknown }
@@ -85,6 +101,7 @@ export function tellFailure(
     attempt,
     attempts_max: attemptsMax,
     request_id: data.requestid ?? data.request_id,
+    trace_id: traceIdOf(traceparentIn(job.data)),
     error: describeError(error),
   }
   if (failed.became === 'dead') {
@@ -95,7 +112,7 @@ export function tellFailure(
       'a job is in the dead letter queue',
     )
   } else if (failed.became === 'retry') {
-    retried.inc({ queue })
+    retries.inc({ queue, kind })
     log.warn(told, 'a job failed and will run again')
   } else if (failed.became === 'cancelled') log.info(told, 'a job was cancelled while it ran')
   else log.warn(told, 'a job failed that another worker has taken over')

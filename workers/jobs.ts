@@ -9,11 +9,13 @@ import { pingDatabase } from '../db/open.ts'
 import type { Tx } from '../db/schema.ts'
 import { CommitUnknown, isConnectionLost, transaction } from '../db/transaction.ts'
 import { heartbeatSeconds } from '../domain/queues.ts'
+import { traceparentIn } from '../domain/traces.ts'
 import { createAcks, untilSaid } from './acks.ts'
-import { settleFailure, tellFailure, Unrecoverable } from './failures.ts'
+import { countFailuresOf, Postpone, settleFailure, tellFailure, Unrecoverable } from './failures.ts'
 import type { Held } from './held.ts'
 import type { Loop, Pass } from './loop.ts'
 import { createPipeline, type Runtime, type Settle } from './pipeline.ts'
+import { beginSpan, messaging, type Span } from './trace.ts'
 import type { Worker } from './worker.ts'
 
 export { Postpone, RetryAfter, Unrecoverable } from './failures.ts'
@@ -27,16 +29,27 @@ const duration = new Histogram({
   buckets: [0.005, 0.02, 0.1, 0.5, 2, 10, 60],
 })
 
+/** A queue in which nothing happened yet shows 0. */
+function countJobsOf(queue: string): void {
+  done.inc({ queue }, 0)
+  duration.zero({ queue })
+  countFailuresOf(queue)
+}
+
 export type JobPassOptions<T> = Runtime & {
   concurrency: number
   /** @throws when the payload is none of this queue's: such a job goes to the dead letter queue at once */
   decode(data: unknown): T
-  /** The signal aborts when the job must be dropped: the grace is over, its time is, or somebody cancelled it. */
-  handle(job: Job<T>, signal: AbortSignal): Promise<void>
+  /**
+   * The signal aborts when the job must be dropped: the grace is over, its time is, or somebody cancelled it. The span is
+   * this run's part of the trace that the job's payload belongs to.
+   */
+  handle(job: Job<T>, signal: AbortSignal, span: Span): Promise<void>
 }
 
 export function jobPass<T>(options: JobPassOptions<T>): Pass {
   const { jobs, queue, db, batchMax, concurrency, worker } = options
+  countJobsOf(queue)
   const took = duration.labels(queue)
   // Spares making one for each job where the handler does not even name it.
   const takesSignal = options.handle.length !== 1
@@ -58,10 +71,13 @@ export function jobPass<T>(options: JobPassOptions<T>): Pass {
     const held = first as Held
     const { job } = held
     const begunAt = performance.now()
+    const span = beginProcess(job)
     try {
       const signal = takesSignal ? held.signal : worker.dying
-      await options.handle({ ...job, data: decodeJob(job, options.decode) }, signal)
+      await options.handle({ ...job, data: decodeJob(job, options.decode) }, signal, span)
+      span.end()
     } catch (error) {
+      span.end(error instanceof Postpone ? undefined : { error })
       took.observe((performance.now() - begunAt) / 1000)
       await untilSaid(held.signal, () => settleFailure(options, held, error))
       return settle([job])
@@ -80,14 +96,16 @@ export type BatchPassOptions<T> = Runtime & {
   /**
    * Does what the jobs ask for, all in `tx`, which completes them as well. When it throws, or one of them was cancelled
    * meanwhile, halves are tried, so that one bad job fails alone. What it gives back is called once that is committed.
+   * The spans are the jobs' own, as in jobPass.
    */
-  handle(tx: Tx, jobs: Job<T>[]): Promise<() => void>
+  handle(tx: Tx, jobs: Job<T>[], spans: Span[]): Promise<() => void>
 }
 
 export function batchPass<T>(options: BatchPassOptions<T>): Pass {
   const { jobs, queue, db, batchMax, worker } = options
+  countJobsOf(queue)
 
-  async function runAll(batch: Held[]): Promise<void> {
+  async function runAll(batch: Held[], spans: Span[]): Promise<void> {
     if (batch.length === 0) return
     const ours = batch.map(({ job }) => job)
     try {
@@ -97,7 +115,7 @@ export function batchPass<T>(options: BatchPassOptions<T>): Pass {
       const committed = await transaction(
         db,
         async (tx) => {
-          const tell = await options.handle(tx, decoded)
+          const tell = await options.handle(tx, decoded, spans)
           const completed = await jobs.complete(tx, queue, ours)
           if (completed < ours.length) throw new Error('it was taken from this worker')
           return tell
@@ -106,22 +124,28 @@ export function batchPass<T>(options: BatchPassOptions<T>): Pass {
       )
       committed()
       done.inc({ queue }, batch.length)
+      for (const span of spans) span.end()
     } catch (error) {
       if (isConnectionLost(error) || error instanceof CommitUnknown) throw error
-      if (batch.length === 1) return await settleFailure(options, batch[0] as Held, error)
+      if (batch.length === 1) {
+        spans[0]?.end({ error })
+        return await settleFailure(options, batch[0] as Held, error)
+      }
       const half = batch.length >> 1
-      await runAll(batch.slice(0, half))
-      await runAll(batch.slice(half))
+      await runAll(batch.slice(0, half), spans.slice(0, half))
+      await runAll(batch.slice(half), spans.slice(half))
     }
   }
 
   async function run(held: Held[], settle: Settle): Promise<void> {
     const batch = held.map(({ job }) => job)
+    const spans = batch.map(beginProcess)
     const end = duration.startTimer({ queue })
     try {
-      await runAll(held)
+      await runAll(held, spans)
       settle(batch)
     } catch (error) {
+      for (const span of spans) span.end({ error })
       // Those that are settled stay settled. What cannot be given back is found by `recover`.
       await untilSaid(worker.dying, () => jobs.release(queue, batch)).catch(() => {})
       throw error
@@ -132,6 +156,13 @@ export function batchPass<T>(options: BatchPassOptions<T>): Pass {
 
   return createPipeline({ ...options, lanes: 1, takeMax: batchMax, run })
 }
+
+const beginProcess = ({ id, queue, attempt, data }: Job): Span =>
+  beginSpan(`process ${queue}`, {
+    kind: 'consumer',
+    parent: traceparentIn(data),
+    attributes: { ...messaging('process', queue, id), 'flotilla.job.attempt': attempt },
+  })
 
 function decodeJob<T>(job: Job, decode: (data: unknown) => T): T {
   try {
@@ -172,7 +203,7 @@ export function recoverLoop({
       wasAway = isConnectionLost(error)
       throw error
     })
-    for (const { job, failed, why } of recovered) tellFailure(worker, job, failed, why)
+    for (const { job, failed, why, kind } of recovered) tellFailure(worker, job, failed, why, kind)
     if (performance.now() > tidyAt) {
       tidyAt = performance.now() + tidyEveryMs
       await jobs.tidy()

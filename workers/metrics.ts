@@ -14,6 +14,19 @@ export type Health = {
   notReady(): Promise<string[]>
 }
 
+/** For what is asked of the database: whoever scrapes, and however often, it is asked once in five seconds at most. */
+export function readSeldom<T>(read: () => Promise<T>, freshMs = 5000): () => Promise<T> {
+  let last: Promise<T> | undefined
+  let readAt = Number.NEGATIVE_INFINITY
+  return () => {
+    if (last === undefined || performance.now() - readAt > freshMs) {
+      readAt = performance.now()
+      last = read()
+    }
+    return last
+  }
+}
+
 export const passBuckets = [0.001, 0.005, 0.02, 0.1, 0.5, 2, 10, 60]
 
 export function createLoopMetrics(): LoopObserver {

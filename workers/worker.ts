@@ -9,6 +9,7 @@ import { type Database, openDatabase, pingDatabase } from '../db/open.ts'
 import { redact } from '../domain/redact.ts'
 import { createBeat, listenForJobs } from './beat.ts'
 import { ConfigError, type commonSettings, type Environment, type Values } from './config.ts'
+import { createDatabaseMetrics } from './databaseMetrics.ts'
 import {
   createBudget,
   describeLimits,
@@ -21,6 +22,7 @@ import {
 import { createLog, type Log } from './log.ts'
 import { createLoopState, type Loop, type LoopState, runLoop } from './loop.ts'
 import { createLoopMetrics, type MetricsServer, serveMetrics } from './metrics.ts'
+import { openTracing } from './trace.ts'
 
 export const exitCodes = { done: 0, failed: 1, usage: 2, config: 78 } as const
 
@@ -118,11 +120,13 @@ async function live<C extends CommonConfig>(
   })
   const running: Running = { states: [], parts: undefined, database, stopping: stopper.stopping }
   const observer = createLoopMetrics()
+  createDatabaseMetrics(database)
   const metrics = await openMetrics(program, config, limits, log, running)
   if (metrics === 'taken') return exitCodes.config
   const at = metrics && `${config.METRICS_HOST}:${metrics.port}`
   log.info({ node: process.version, ...(at && { metrics: at }) }, describeLimits(limits))
 
+  const tracing = await openTracing(config, name, log)
   if (!(await untilMigrated(database, log, stopper.stopping))) return exitCodes.config
   const worker: Worker<C> = {
     name,
@@ -163,6 +167,7 @@ async function live<C extends CommonConfig>(
     await parts.close?.()
     await beat.leave().catch((error) => log.warn({ err: error }, 'could not leave the registry'))
   }
+  await tracing.close()
   await database.close()
   await metrics?.close()
   log.info('stopped')

@@ -6,10 +6,12 @@ import type { Job, Jobs } from '../../db/jobs.ts'
 import type { Rate } from '../../db/rates.ts'
 import type { Db } from '../../db/schema.ts'
 import { decodeEmailJob, type EmailJob, type EmailTemplate } from '../../domain/emails.ts'
+import { traceIdOf } from '../../domain/traces.ts'
 import { jobPass, RetryAfter, Unrecoverable } from '../jobs.ts'
 import type { Pass } from '../loop.ts'
+import { type Span, withSpan } from '../trace.ts'
 import type { Worker } from '../worker.ts'
-import type { EmailProvider } from './provider.ts'
+import type { EmailProvider, SendOutcome } from './provider.ts'
 import { createRenderer } from './templates.ts'
 
 export type EmailOptions = {
@@ -33,14 +35,24 @@ export function emailPass(options: EmailOptions): Pass {
   // Made with the first mail: a worker that waits does without it.
   let renderer: ReturnType<typeof createRenderer> | undefined
 
-  async function handle(job: Job<EmailJob>, signal: AbortSignal): Promise<void> {
+  async function handle(job: Job<EmailJob>, signal: AbortSignal, span: Span): Promise<void> {
     const { job_id: id, template, recipient: to, created_at, request_id } = job.data
     renderer ??= createRenderer()
     const { subject, html, text } = (await renderer)(job.data)
     const mail = { id, from, to, subject, html, text, date: new Date(created_at) }
-    const outcome = await provider.send(mail, signal)
+    const outcome = await withSpan(
+      `send ${template}`,
+      {
+        kind: 'client',
+        parent: span.traceparent,
+        attributes: { 'email.provider': provider.name, 'email.template': template },
+      },
+      (sending) => tellOutcome(sending, provider.send(mail, signal)),
+    )
     if (outcome.is === 'sent') {
-      worker.log.info({ job_id: id, template, request_id, provider: provider.name }, 'mail sent')
+      const trace_id = traceIdOf(span.traceparent)
+      const told = { job_id: id, template, request_id, provider: provider.name, trace_id }
+      worker.log.info(told, 'mail sent')
       options.onSent?.(template)
       return
     }
@@ -61,4 +73,10 @@ export function emailPass(options: EmailOptions): Pass {
     decode: decodeEmailJob,
     handle,
   })
+}
+
+async function tellOutcome(span: Span, sending: Promise<SendOutcome>): Promise<SendOutcome> {
+  const outcome = await sending
+  span.set({ 'email.outcome': outcome.is })
+  return outcome
 }

@@ -14,9 +14,10 @@ import { CommitUnknown, isConnectionLost, transaction } from '../../db/transacti
 import { type PutUser, putUser } from '../../db/users.ts'
 import { AppError } from '../../domain/errors.ts'
 import type { StoredResponse } from '../../domain/idempotency.ts'
+import { withSpan } from '../trace.ts'
 import { json, problem } from './problem.ts'
 
-type Requested = { requestId?: string | undefined }
+type Requested = { requestId?: string | undefined; traceparent?: string | undefined }
 
 export type Command =
   | ({ name: 'createReservation'; eventId: string } & Hold)
@@ -38,17 +39,35 @@ export type CommandOptions = {
   ttlSeconds: number
   /** Commands of one transaction at most. */
   groupMax?: number
+  /** Told of every group that was carried out, well or not. */
+  onGroup?(command: Command['name'], size: number, seconds: number): void
 }
 
 type Task<C> = { command: C; receipt: Receipt }
 
-export function createCommands({ db, ttlSeconds, groupMax = 256 }: CommandOptions): Commands {
+export function createCommands(options: CommandOptions): Commands {
+  const { db, ttlSeconds, groupMax = 256, onGroup } = options
+
+  /** One transaction for a group, timed. */
+  async function together<T>(
+    name: Command['name'],
+    size: number,
+    fn: (tx: Tx) => Promise<T>,
+  ): Promise<T> {
+    const begunAt = performance.now()
+    try {
+      return await transaction(db, fn)
+    } finally {
+      onGroup?.(name, size, (performance.now() - begunAt) / 1000)
+    }
+  }
+
   const holdLanes = (patient: boolean) =>
     createLanes<Task<Hold & { eventId: string }>, StoredResponse | 'undecided'>({
       groupMax,
       divides,
       commit: (tasks) =>
-        transaction(db, async (tx) => {
+        together('createReservation', tasks.length, async (tx) => {
           const { eventId } = tasks[0]!.command
           const holds = tasks.map((task) => task.command)
           const outcomes = await holdPlaces(tx, holds, { eventId, ttlSeconds, patient })
@@ -60,6 +79,7 @@ export function createCommands({ db, ttlSeconds, groupMax = 256 }: CommandOption
         }),
     })
   const changes = <T>(
+    name: Command['name'],
     change: (tx: Tx, changes: Change[]) => Promise<(T | AppError)[]>,
     body: (outcome: T) => object,
   ) =>
@@ -67,7 +87,7 @@ export function createCommands({ db, ttlSeconds, groupMax = 256 }: CommandOption
       groupMax,
       divides,
       commit: (tasks) =>
-        transaction(db, async (tx) => {
+        together(name, tasks.length, async (tx) => {
           const commands = tasks.map((task) => task.command)
           const outcomes = await change(tx, commands)
           const answers = outcomes.map((outcome) => respond(outcome, body, 200))
@@ -77,8 +97,8 @@ export function createCommands({ db, ttlSeconds, groupMax = 256 }: CommandOption
     })
   const quick = holdLanes(false)
   const patient = holdLanes(true)
-  const confirms = changes(confirmReservations, orderBody)
-  const cancels = changes(cancelReservations, toBody)
+  const confirms = changes('confirmReservation', confirmReservations, orderBody)
+  const cancels = changes('cancelReservation', cancelReservations, toBody)
 
   async function hold(task: Task<Hold & { eventId: string }>): Promise<StoredResponse> {
     const { eventId } = task.command
@@ -132,17 +152,22 @@ export function createCommands({ db, ttlSeconds, groupMax = 256 }: CommandOption
     }
   }
 
-  return {
-    async run(command, receipt) {
-      try {
-        return await dispatch(command, receipt)
-      } catch (error) {
-        if (error instanceof ReceiptTaken || error instanceof CommitUnknown) {
-          return await settleByReceipt(db, receipt, error)
-        }
-        throw error
+  async function runOnce(command: Command, receipt: Receipt): Promise<StoredResponse> {
+    try {
+      return await dispatch(command, receipt)
+    } catch (error) {
+      if (error instanceof ReceiptTaken || error instanceof CommitUnknown) {
+        return await settleByReceipt(db, receipt, error)
       }
-    },
+      throw error
+    }
+  }
+
+  return {
+    run: (command, receipt) =>
+      withSpan(command.name, { kind: 'internal', parent: command.traceparent }, (span) =>
+        runOnce({ ...command, traceparent: span.traceparent }, receipt),
+      ),
   }
 }
 

@@ -16,6 +16,7 @@ import {
   type StoredResponse,
 } from '../../domain/idempotency.ts'
 import type { Limit, RateLimiter } from '../../domain/limits.ts'
+import type { Span } from '../trace.ts'
 import type { Authenticate, Caller } from './auth.ts'
 import type { Command } from './commands.ts'
 import type { HttpConfig } from './config.ts'
@@ -40,6 +41,8 @@ declare module 'fastify' {
     caller: Caller
     /** The Idempotency-Key of a keyed route. */
     key: string
+    /** Its piece of the trace it belongs to, if any. */
+    span: Span
     /** Why the body is not JSON, and the text it was. */
     unparsed: { error: AppError; text: string } | undefined
   }
@@ -106,7 +109,8 @@ export function createGuard(parts: GuardParts) {
       try {
         await charge(request, reply, true)
         checkValid(request)
-        const command = toCommand(request)
+        const { traceparent } = request.span
+        const command = { ...toCommand(request), ...(traceparent && { traceparent }) }
         if (nowMs() - sinceMs >= lockSeconds * 1000) throw lateness()
         const receipt = { kind: 'key', key, fingerprint } as const
         response = wantsAsync(request)

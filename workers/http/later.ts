@@ -9,7 +9,9 @@ import { ReceiptTaken } from '../../db/receipts.ts'
 import type { Db } from '../../db/schema.ts'
 import { CommitUnknown } from '../../db/transaction.ts'
 import type { StoredResponse } from '../../domain/idempotency.ts'
+import { traceparentIn } from '../../domain/traces.ts'
 import { jobPass } from '../jobs.ts'
+import { messaging, withSpan } from '../trace.ts'
 import type { Worker } from '../worker.ts'
 import { type Command, type Commands, settleByReceipt } from './commands.ts'
 import type { GuardParts } from './guard.ts'
@@ -31,7 +33,15 @@ export function createRunLater({ db, jobs }: { db: Db; jobs: Jobs }): GuardParts
       requestId: request.id,
     }
     try {
-      await enqueueCommand(db, jobs, row, receipt, accepted)
+      await withSpan(
+        'send commands',
+        {
+          kind: 'producer',
+          parent: command.traceparent,
+          attributes: messaging('send', 'commands', id),
+        },
+        ({ traceparent }) => enqueueCommand(db, jobs, { ...row, traceparent }, receipt, accepted),
+      )
       return accepted
     } catch (error) {
       if (error instanceof ReceiptTaken || error instanceof CommitUnknown) {
@@ -55,6 +65,7 @@ const concurrency = 64
 /** Runs a batch of jobs of the queue `commands`. */
 export function commandPass(parts: { db: Db; jobs: Jobs; commands: Commands; worker: Worker }) {
   const { db, jobs, worker } = parts
+  const handle = createCommandHandler(parts)
   return jobPass({
     db,
     jobs,
@@ -63,7 +74,8 @@ export function commandPass(parts: { db: Db; jobs: Jobs; commands: Commands; wor
     batchMax,
     concurrency: worker.concurrency(concurrency),
     decode: decodeCommandJob,
-    handle: createCommandHandler(parts),
+    handle: (job, _signal, { traceparent }) =>
+      handle({ ...job, data: { ...job.data, ...(traceparent && { traceparent }) } }),
   })
 }
 
@@ -71,7 +83,8 @@ export function commandPass(parts: { db: Db; jobs: Jobs; commands: Commands; wor
 function decodeCommandJob(data: unknown): CommandJob {
   const id = (data as Partial<CommandJob> | null)?.command_id
   if (typeof id !== 'string' || !isUuid(id)) throw new Error('command_id must be a UUID')
-  return { command_id: id }
+  const traceparent = traceparentIn(data)
+  return { command_id: id, ...(traceparent && { traceparent }) }
 }
 
 /**
@@ -80,11 +93,11 @@ function decodeCommandJob(data: unknown): CommandJob {
  */
 export function createCommandHandler({ db, commands }: { db: Db; commands: Commands }) {
   return async (job: Job<CommandJob>): Promise<void> => {
-    const { command_id: id } = job.data
+    const { command_id: id, traceparent } = job.data
     const command = (await readPending(db, id)) as Command | undefined
     if (command === undefined) return
     try {
-      await commands.run(command, { kind: 'command', id })
+      await commands.run({ ...command, traceparent }, { kind: 'command', id })
     } catch (thrown) {
       const answer = problem(toAppError(thrown))
       const refused = answer.status < 500

@@ -21,10 +21,11 @@ await main({
     const { db } = database
     const jobs = openJobs(database)
     const stores = await openStores(database, config.REDIS_URL, log)
-    const commands = createCommands({ db, ttlSeconds: config.RESERVATION_TTL })
+    const { onAnswer, onGroup } = createHttpMetrics()
+    const commands = createCommands({ db, ttlSeconds: config.RESERVATION_TTL, onGroup })
     const shared = { ...stores, ...commands, config, db, jobs, log }
     const auth = await openAuth(config)
-    const app = await createServer({ ...shared, auth, onAnswer: createHttpMetrics() })
+    const app = await createServer({ ...shared, auth, onAnswer })
     await listen(app, config)
     worker.dying.addEventListener('abort', () => app.server.closeAllConnections())
     const run = commandPass({ db, jobs, commands, worker })

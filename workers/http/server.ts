@@ -24,6 +24,7 @@ import { addEventRoutes } from './routes/events.ts'
 import { addReservationRoutes } from './routes/reservations.ts'
 import { addUserRoutes } from './routes/users.ts'
 import { noBody } from './schemas.ts'
+import { traceRequests } from './trace.ts'
 import { invalid } from './validation.ts'
 
 export type ServerParts = Omit<GuardParts, 'runLater'> & {
@@ -91,6 +92,7 @@ export async function createServer(parts: ServerParts): Promise<FastifyInstance>
   app.decorateRequest('unparsed')
   readBodies(app)
   answerErrors(app, parts)
+  traceRequests(app)
   observe(app, parts)
 
   const guard = createGuard({ ...parts, runLater: createRunLater(parts) })

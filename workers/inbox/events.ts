@@ -61,6 +61,7 @@ export function toJobs(
       attempts: 0,
       max_attempts: 3,
       ...(event.requestid === undefined ? {} : { request_id: event.requestid }),
+      ...(event.traceparent === undefined ? {} : { traceparent: event.traceparent }),
     } as EmailJob
     outcome.jobs.push({ queue: 'email', job: { id, data } })
   }

@@ -10,6 +10,7 @@ import type { CloudEvent } from '../../domain/events.ts'
 import type { QueueName } from '../../domain/queues.ts'
 import { batchPass } from '../jobs.ts'
 import type { Pass } from '../loop.ts'
+import type { Span } from '../trace.ts'
 import type { Worker } from '../worker.ts'
 import { decodeEvent, type Outcome, toJobs, usersOf } from './events.ts'
 
@@ -27,8 +28,11 @@ export type InboxOptions = {
 export function inboxPass(options: InboxOptions): Pass {
   const { db, jobs, batchMax, worker, onProcessed } = options
 
-  async function handle(tx: Tx, batch: Job<CloudEvent>[]): Promise<() => void> {
-    const events = batch.map((job) => job.data)
+  async function handle(tx: Tx, batch: Job<CloudEvent>[], spans: Span[]): Promise<() => void> {
+    const events = batch.map(({ data }, i): CloudEvent => {
+      const traceparent = spans[i]?.traceparent
+      return traceparent === undefined ? data : { ...data, traceparent }
+    })
     const fresh = await processOnce(tx, consumer, events)
     const users = await readRecipients(tx, usersOf(fresh))
     const outcome = toJobs(fresh, new Map(users.map((user) => [user.id, user])))

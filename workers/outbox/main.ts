@@ -8,6 +8,8 @@ import { outboxSettings } from './config.ts'
 import { createDatabaseBroker } from './database.ts'
 import { createOutboxMetrics } from './metrics.ts'
 import { prunePass, relayPass } from './outbox.ts'
+import { createQueueMetrics } from './queues.ts'
+import { tracedBroker } from './trace.ts'
 
 await main({
   name: 'outbox',
@@ -19,7 +21,8 @@ await main({
     const { db } = database
     const jobs = openJobs(database)
     const metrics = createOutboxMetrics(db)
-    const broker = createDatabaseBroker(jobs)
+    createQueueMetrics(db)
+    const broker = tracedBroker(createDatabaseBroker(jobs))
     const relay = relayPass({
       db,
       broker,

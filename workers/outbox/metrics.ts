@@ -4,12 +4,11 @@
 import { Counter, Gauge } from 'prom-client'
 import { type OutboxLag, readOutboxLag } from '../../db/outbox.ts'
 import type { Db } from '../../db/schema.ts'
-
-const freshMs = 5000
+import { readSeldom } from '../metrics.ts'
 
 export function createOutboxMetrics(db: Db): { relayed(count: number): void } {
   const relayed = new Counter({ name: 'outbox_relayed_total', help: 'Events relayed' })
-  const lag = createLagReader(db)
+  const lag = readSeldom(() => readOutboxLag(db))
   const gauge = (name: string, help: string, key: keyof OutboxLag) =>
     new Gauge({
       name,
@@ -28,16 +27,4 @@ export function createOutboxMetrics(db: Db): { relayed(count: number): void } {
     'horizonSeconds',
   )
   return { relayed: (count) => relayed.inc(count) }
-}
-
-function createLagReader(db: Db): () => Promise<OutboxLag> {
-  let last: Promise<OutboxLag> | undefined
-  let readAt = Number.NEGATIVE_INFINITY
-  return () => {
-    if (last === undefined || performance.now() - readAt > freshMs) {
-      readAt = performance.now()
-      last = readOutboxLag(db)
-    }
-    return last
-  }
 }
