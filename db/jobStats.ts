@@ -131,8 +131,11 @@ const rateSeconds = 60
 export async function readQueueRates(db: Db): Promise<Map<string, number>> {
   const kept = queues.filter(({ keepFinished }) => keepFinished).map(({ name }) => name)
   const counted = await sql<{ queue: string; done: number }>`
-    select queue, count(*)::int as done from finished_jobs
-    where queue = any(${kept}) and finished_at > now() - ${rateSeconds} * interval '1 second'
+    select queue, sum(done)::int as done from (
+      select queue, count(*) as done from finished_jobs
+      where queue = any(${kept}) and finished_at > now() - ${rateSeconds} * interval '1 second'
+      group by queue
+      union all select queue, bit_count(finished) from claims where queue = any(${kept})) d
     group by queue`.execute(db)
   const done = new Map(counted.rows.map((row) => [row.queue, row.done / rateSeconds]))
   const alive = (await readWorkers(db)).filter((worker) => worker.alive)

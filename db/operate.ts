@@ -77,8 +77,9 @@ const columns = sql`
 const sources = {
   queued: sql`pgboss.job`,
   inHand: sql`(
-    select h.queue as name, 'active'::pgboss.job_state as state, h.created_on as start_after,
-      null::timestamptz as completed_on, h.*, ${noSource} from jobs_in_hand(${allNames}) h)`,
+    select h.queue as name, (case when h.done then 'completed' else 'active' end)::pgboss.job_state
+      as state, h.created_on as start_after, case when h.done then h.heartbeat_on end as completed_on,
+      h.*, ${noSource} from jobs_in_hand(${allNames}) h)`,
   finished: sql`(
     select f.queue as name, 'completed'::pgboss.job_state as state, f.id, f.data,
       f.attempts - 1 as retry_count, f.attempts_max - 1 as retry_limit, f.priority,
@@ -122,7 +123,7 @@ const sourcesOf: Record<JobState, Source[]> = {
   delayed: ['queued'],
   active: ['queued', 'inHand'],
   failed: ['queued'],
-  finished: ['queued', 'finished'],
+  finished: ['queued', 'inHand', 'finished'],
 }
 
 async function list(db: Db, source: Source, queue: QueueName, state: JobState, max: number) {

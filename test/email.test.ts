@@ -361,7 +361,7 @@ describe('the email worker', () => {
     // Its last sign of life is long ago.
     await loseLife(fresh.db)
     const settled = await sql<{ id: string }>`
-      select id from finished_jobs where queue = 'email'`.execute(fresh.db)
+      select id from ${everyJob} where name = 'email' and state = 'completed'`.execute(fresh.db)
     const heir = startWorker('email', fresh.url, [], env)
     await until(async () => (await files()).filter((name) => name.endsWith('.eml')).length === 60)
     heir.process.kill('SIGTERM')

@@ -28,8 +28,8 @@ export const everyJob = sql`(
   select id, name, state::text as state, data, retry_count, retry_limit, output, source_id, start_after,
     created_on, started_on, completed_on from pgboss.job
   union all
-  select id, queue, 'active', data, retry_count, retry_limit, null, null, created_on, created_on,
-    started_on, null
+  select id, queue, case when done then 'completed' else 'active' end, data, retry_count, retry_limit,
+    null, null, created_on, created_on, started_on, case when done then heartbeat_on end
   from jobs_in_hand(array(select name from pgboss.queue))
   union all
   select id, queue, 'completed', data, attempts - 1, attempts_max - 1, null, null, created_at,

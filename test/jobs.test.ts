@@ -1,9 +1,10 @@
 // The job table on a real Postgres: sending, claiming, settling, and what becomes of a job whose worker is gone.
 
 import assert from 'node:assert/strict'
-import { randomUUID } from 'node:crypto'
+import { randomBytes, randomUUID } from 'node:crypto'
 import { after, before, describe, test } from 'node:test'
 import { sql } from 'kysely'
+import { v7 as uuidv7 } from 'uuid'
 import { readAttempts, readAudit } from '../db/attempts.ts'
 import { newIds } from '../db/ids.ts'
 import { readQueueRates, readQueueStats } from '../db/jobStats.ts'
@@ -232,6 +233,8 @@ describe('the job table', () => {
 
     // What ended more than a minute ago is no rate of now.
     assert.equal((await readQueueRates(test1.db)).get('email'), 1 / 60)
+    await jobs.complete(test1.db, 'email', [active])
+    assert.equal((await readQueueRates(test1.db)).get('email'), 2 / 60)
     await sql`update finished_jobs set finished_at = finished_at - interval '61 seconds'`.execute(
       test1.db,
     )
@@ -341,6 +344,108 @@ describe('the job table', () => {
       [(await rows('email')).map(({ state }) => state), await rows('inbox')],
       [['completed'], []],
     )
+  })
+
+  test('claims no more bytes than fit, but one job at least, and one without a payload too', async () => {
+    await empty()
+    // Dice, as what repeats itself is small where it is kept.
+    const big = () => ({ data: { big: randomBytes(3_000_000).toString('base64') } })
+    await jobs.send(test1.db, 'inbox', [big(), big(), big(), big(), big(), big()])
+    await sql`insert into pgboss.job (name) values ('inbox')`.execute(test1.db)
+    const sizes: number[] = []
+    for (let claimed = await jobs.fetch('inbox', 9); claimed.length > 0; ) {
+      sizes.push(claimed.length)
+      assert.equal(await jobs.complete(test1.db, 'inbox', claimed), claimed.length)
+      claimed = await jobs.fetch('inbox', 9)
+    }
+    assert.deepEqual(
+      sizes.reduce((a, b) => a + b),
+      7,
+    )
+    assert.ok(sizes.length > 1, `${sizes}`)
+  })
+
+  test('what is sent again under its id while it is in hand, or done, does not run again', async () => {
+    await empty()
+    const sent = [{ id: uuidv7(), data: { n: 1 } }]
+    await jobs.send(test1.db, 'email', sent)
+    const job = await fetchOne('email')
+    await jobs.send(test1.db, 'email', sent)
+    assert.deepEqual(await jobs.fetch('email', 9), [])
+    assert.equal(await jobs.complete(test1.db, 'email', [job]), 1)
+    await jobs.send(test1.db, 'email', sent)
+    assert.deepEqual(await jobs.fetch('email', 9), [])
+    assert.deepEqual(
+      (await rows('email')).map(({ state }) => state),
+      ['completed'],
+    )
+  })
+
+  test('a job that fails while its like waits is that one', async () => {
+    await empty()
+    const sent = [{ id: uuidv7(), data: { n: 1 } }]
+    await jobs.send(test1.db, 'email', sent)
+    const job = await fetchOne('email')
+    await jobs.send(test1.db, 'email', sent)
+    assert.equal((await jobs.fail(job, 'no', { delayMs: 0 })).became, 'retry')
+    assert.equal((await fetchOne('email')).attempt, 2)
+    assert.deepEqual(await jobs.fetch('email', 9), [])
+  })
+
+  test('settles some jobs of a claim and leaves the others in hand', async () => {
+    await empty()
+    await jobs.send(
+      test1.db,
+      'email',
+      Array.from({ length: 6 }, (_, n) => ({ data: { n } })),
+    )
+    const [a, b, c, d, e, f] = (await jobs.fetch('email', 6)) as [Job, Job, Job, Job, Job, Job]
+    assert.equal(await jobs.complete(test1.db, 'email', [a, c]), 2)
+    assert.equal(await jobs.complete(test1.db, 'email', [a, b]), 1)
+    await jobs.release('email', [d])
+    assert.equal((await jobs.fail(e, 'no', { delayMs: 0 })).became, 'retry')
+    const states = (await rows('email')).map(({ data, state }) => [
+      (data as { n: number }).n,
+      state,
+    ])
+    assert.deepEqual(states.sort(), [
+      [0, 'completed'],
+      [1, 'completed'],
+      [2, 'completed'],
+      [3, 'created'],
+      [4, 'retry'],
+      [5, 'active'],
+    ])
+    assert.deepEqual(await jobs.touch('email', [f]), [])
+    await loseLife(test1.db)
+    assert.equal((await jobs.recover('email')).length, 1)
+    const { rows: kept } = await sql<{ n: number }>`
+      select (data->>'n')::int as n from finished_jobs order by 1`.execute(test1.db)
+    assert.deepEqual(
+      kept.map(({ n }) => n),
+      [0, 1, 2],
+    )
+  })
+
+  test('what pg-boss keeps of few jobs outlives a claim', async () => {
+    await empty()
+    await sql`insert into pgboss.job (name, data, singleton_key, group_id, source_name, source_id, trace_context)
+      values ('email', '{}', 'a key', 'a group', 'elsewhere', gen_random_uuid(), '{"a": 1}')`.execute(
+      test1.db,
+    )
+    const read = async () =>
+      (
+        await sql`select id, singleton_key, group_id, source_name, source_id, trace_context,
+          (extract(epoch from created_on) * 1e6)::bigint as at, retry_limit, dead_letter
+          from pgboss.job`.execute(test1.db)
+      ).rows[0] as Record<string, unknown>
+    const { dead_letter: _, retry_limit: _limit, ...before } = await read()
+    const job = await fetchOne('email')
+    await jobs.release('email', [job])
+    const { dead_letter, retry_limit, ...after } = await read()
+    assert.deepEqual(after, before)
+    assert.equal(dead_letter, 'email.dead')
+    assert.equal(retry_limit, 2)
   })
 
   test('holds a queue to so many active jobs over all workers', async () => {

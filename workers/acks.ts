@@ -22,6 +22,8 @@ export async function untilSaid(signal: AbortSignal, say: () => Promise<unknown>
 const groupMax = 1000
 /** While Postgres commits one group the next is on its way. */
 const groupsAtOnce = 2
+/** A group is a commit, which costs as much as some fifty jobs in it: a small one waits for more, but not for long. */
+const small = { size: 250, waitMs: 4 }
 
 export type Acks<T> = {
   add(one: T): void
@@ -41,12 +43,19 @@ export function createAcks<T>({ say, settled }: AckOptions<T>): Acks<T> {
   let line: T[] = []
   let saying = 0
   let waiting = 0
-  let scheduled = false
+  let timer: NodeJS.Timeout | undefined
   let fallen = Promise.withResolvers<void>()
+
+  function begin(): void {
+    clearTimeout(timer)
+    timer = undefined
+    if (line.length > 0 && saying < groupsAtOnce) void run()
+  }
 
   async function run(): Promise<void> {
     saying++
-    while (line.length > 0) {
+    // What came meanwhile goes at once if it is enough, else when its wait is over.
+    do {
       const group = line.slice(0, groupMax)
       line = line.slice(groupMax)
       const fault = await say(group).then(
@@ -57,21 +66,17 @@ export function createAcks<T>({ say, settled }: AckOptions<T>): Acks<T> {
       settled(group, fault)
       fallen.resolve()
       fallen = Promise.withResolvers()
-    }
+    } while (line.length >= small.size)
     saying--
+    if (line.length > 0) timer ??= setTimeout(begin, small.waitMs)
   }
 
   return {
     add(one) {
       line.push(one)
       waiting++
-      if (scheduled || saying >= groupsAtOnce) return
-      scheduled = true
-      // After what else is finished in this turn.
-      setImmediate(() => {
-        scheduled = false
-        if (saying < groupsAtOnce) void run()
-      })
+      if (line.length >= small.size) begin()
+      else timer ??= setTimeout(begin, small.waitMs)
     },
     get waiting() {
       return waiting

@@ -20,14 +20,17 @@ create table claims (
   -- The row as it was where it has what few have (a singleton key, where it came from, who waits for it); else null.
   origins jsonb[] not null,
   -- A bit a job: 1 when it is in hand no more.
-  settled bit varying not null
+  settled bit varying not null,
+  -- A bit a job: 1 when it is done, to be kept, and not in finished_jobs yet; and when the others went there.
+  finished bit varying not null,
+  moved_at timestamptz not null default clock_timestamp()
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500,
   toast.autovacuum_vacuum_scale_factor = 0, toast.autovacuum_vacuum_threshold = 20000);
 -- Settling writes the row again, never these: compressing them would cost more than it saves.
 alter table claims alter ids set storage external, alter payloads set storage external,
   alter retry_counts set storage external, alter retry_limits set storage external,
   alter priorities set storage external, alter created_ats set storage external,
-  alter origins set storage external, alter settled set storage main;
+  alter origins set storage external, alter settled set storage main, alter finished set storage main;
 create index claims_queue on claims (queue);
 
 -- What is done, of the queues that keep it for people to look at.
@@ -48,9 +51,9 @@ create index finished_jobs_at on finished_jobs (queue, finished_at);
 
 -- Each function carries its planner settings, as those of 0003_jobs.sql do.
 
--- What is in hand now.
+-- What is in hand now, and what is done and not in finished_jobs yet.
 create function jobs_in_hand(queue_names text[])
-returns table (claim bigint, queue text, id uuid, data jsonb, retry_count integer, retry_limit integer,
+returns table (claim bigint, queue text, done boolean, id uuid, data jsonb, retry_count integer, retry_limit integer,
   priority integer, created_on timestamptz, started_on timestamptz, heartbeat_on timestamptz)
 language plpgsql stable
 set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set enable_hashjoin = off
@@ -58,10 +61,12 @@ set enable_mergejoin = off set plan_cache_mode = force_generic_plan set jit = of
 as $$
 begin
   return query
-    select c.id, c.queue, u.id, u.data, u.retry_count, u.retry_limit, u.priority, u.created_at, c.taken_at, c.seen_at
+    select c.id, c.queue, get_bit(c.finished, u.place::int - 1) = 1, u.id, u.data, u.retry_count, u.retry_limit,
+      u.priority, u.created_at, c.taken_at, c.seen_at
     from claims c cross join lateral unnest(c.ids, c.payloads, c.retry_counts, c.retry_limits, c.priorities,
       c.created_ats) with ordinality as u (id, data, retry_count, retry_limit, priority, created_at, place)
-    where c.queue = any(queue_names) and get_bit(c.settled, u.place::int - 1) = 0;
+    where c.queue = any(queue_names)
+      and (get_bit(c.settled, u.place::int - 1) = 0 or get_bit(c.finished, u.place::int - 1) = 1);
 end $$;
 
 -- Up to batch_max jobs that are due, by job_i11 (name, priority, created_on, start_after), skipping what others claim.
@@ -87,11 +92,11 @@ begin
   end if;
   return query
     with due as materialized (
-      select j.ctid as at, pg_column_size(j.data) as size from pgboss.job j
+      select j.ctid as at, coalesce(pg_column_size(j.data), 0) as size from pgboss.job j
       where j.name = queue_name and j.state < 'active' and not j.blocked and j.start_after <= now()
         and j.id not in (
           select u.id from claims c cross join lateral unnest(c.ids) with ordinality as u (id, place)
-          where c.queue = queue_name and get_bit(c.settled, u.place::int - 1) = 0)
+          where c.queue = queue_name and get_bit(c.settled & ~c.finished, u.place::int - 1) = 0)
       order by j.priority desc, j.created_on limit batch_max for update of j skip locked),
     bounded as materialized (
       select d.at, sum(d.size) over (rows unbounded preceding) - d.size as before from due d),
@@ -107,9 +112,11 @@ begin
       select row_number() over ()::int as place, t.* from taken t
       where not keep or not exists (select from finished_jobs f where f.queue = queue_name and f.id = t.id)),
     kept as (
-      insert into claims (queue, ids, payloads, retry_counts, retry_limits, priorities, created_ats, origins, settled)
+      insert into claims (queue, ids, payloads, retry_counts, retry_limits, priorities, created_ats, origins, settled,
+        finished)
       select queue_name, array_agg(p.id), array_agg(p.data), array_agg(p.retry_count), array_agg(p.retry_limit),
-        array_agg(p.priority), array_agg(p.created_on), array_agg(p.origin), repeat('0', count(*)::int)::bit varying
+        array_agg(p.priority), array_agg(p.created_on), array_agg(p.origin), repeat('0', count(*)::int)::bit varying,
+        repeat('0', count(*)::int)::bit varying
       from placed p having count(*) > 0
       returning claims.id)
     select k.id, p.place, p.id, p.data, p.retry_count, p.retry_limit, p.priority,
@@ -152,8 +159,25 @@ begin
     completed_on = excluded.completed_on, output = null, blocked = false;
 end $$;
 
--- The marked jobs are in hand no more, as far as they were. as_state: what they are now; completed ones are kept in
--- finished_jobs, null is gone. A text of bits a claim, the claims in the order of their ids.
+-- Into finished_jobs with what is done.
+create function move_finished(claim_id bigint) returns void
+language plpgsql
+set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set enable_hashjoin = off
+set enable_mergejoin = off set plan_cache_mode = force_generic_plan set jit = off
+as $$
+begin
+  insert into finished_jobs (queue, id, data, attempts, attempts_max, priority, created_at, started_at)
+  select c.queue, u.id, u.data, u.retry_count + 1, u.retry_limit + 1, u.priority, u.created_at, c.taken_at
+  from claims c cross join lateral unnest(c.ids, c.payloads, c.retry_counts, c.retry_limits, c.priorities,
+    c.created_ats) with ordinality as u (id, data, retry_count, retry_limit, priority, created_at, place)
+  where c.id = claim_id and get_bit(c.finished, u.place::int - 1) = 1
+  on conflict do nothing;
+  update claims c set finished = c.finished # c.finished, moved_at = clock_timestamp() where c.id = claim_id;
+end $$;
+
+-- The marked jobs are in hand no more, as far as they were. as_state: what they are now; completed ones are kept, null is
+-- gone. A text of bits a claim, the claims in the order of their ids. What is done is moved when a claim ends, and once a
+-- second: a move reads the whole claim, however few it is for.
 create function settle_claims(queue_name text, claim_ids bigint[], marks text[],
   as_state text default null, delay_ms float8 default 0)
 returns integer
@@ -162,30 +186,32 @@ set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set e
 set enable_mergejoin = off set plan_cache_mode = force_generic_plan set jit = off
 as $$
 declare
-  before bit varying;
+  held record;
   ours bit varying;
+  done bit varying;
+  is_over boolean;
   total integer := 0;
 begin
   for i in 1 .. coalesce(array_length(claim_ids, 1), 0) loop
-    select c.settled into before from claims c where c.id = claim_ids[i] and c.queue = queue_name for update;
+    select c.settled, c.finished, c.moved_at into held from claims c
+    where c.id = claim_ids[i] and c.queue = queue_name for update;
     continue when not found;
-    ours := marks[i]::bit varying & ~before;
+    ours := marks[i]::bit varying & ~held.settled;
     continue when bit_count(ours) = 0;
+    done := held.finished;
     if as_state = 'completed' then
-      insert into finished_jobs (queue, id, data, attempts, attempts_max, priority, created_at, started_at)
-      select queue_name, u.id, u.data, u.retry_count + 1, u.retry_limit + 1, u.priority, u.created_at, c.taken_at
-      from claims c cross join lateral unnest(c.ids, c.payloads, c.retry_counts, c.retry_limits, c.priorities,
-        c.created_ats) with ordinality as u (id, data, retry_count, retry_limit, priority, created_at, place)
-      where c.id = claim_ids[i] and get_bit(ours, u.place::int - 1) = 1
-      on conflict do nothing;
+      done := done | ours;
     elsif as_state is not null then
       perform put_back(claim_ids[i], ours, as_state, delay_ms);
     end if;
-    if bit_count(before | ours) = length(before) then
-      delete from claims c where c.id = claim_ids[i];
-    else
-      update claims c set settled = before | ours where c.id = claim_ids[i];
+    is_over := bit_count(held.settled | ours) = length(ours);
+    if not is_over or bit_count(done) > 0 then
+      update claims c set settled = held.settled | ours, finished = done where c.id = claim_ids[i];
     end if;
+    if bit_count(done) > 0 and (is_over or held.moved_at < clock_timestamp() - interval '1 s') then
+      perform move_finished(claim_ids[i]);
+    end if;
+    if is_over then delete from claims c where c.id = claim_ids[i]; end if;
     total := total + bit_count(ours);
   end loop;
   return total;
@@ -225,6 +251,9 @@ begin
   with held as materialized (
     select c.id from claims c where c.id = any(claim_ids) and c.queue = queue_name for no key update skip locked)
   update claims c set seen_at = clock_timestamp() where c.id = any(array(select h.id from held h));
+  perform move_finished(c.id) from claims c
+  where c.id = any(claim_ids) and bit_count(c.finished) > 0 and c.moved_at < clock_timestamp() - interval '1 s'
+    and c.seen_at > clock_timestamp() - interval '1 s';
   return query
     select c.id, c.settled::text from claims c where c.id = any(claim_ids) and c.queue = queue_name;
 end $$;
@@ -247,6 +276,7 @@ begin
     limit 10 for update of c skip locked
   loop
     perform put_back(stale.id, ~stale.settled, 'active');
+    perform move_finished(stale.id);
     delete from claims c where c.id = stale.id;
     total := total + bit_count(~stale.settled);
   end loop;
