@@ -143,28 +143,42 @@ export async function takeOut(tx: Tx, job: Job): Promise<void> {
   if (job.claim) await settleClaims(tx, job.queue, partsOf([job]), 'active')
 }
 
-type TouchedRow = { claim: string; settled: string }
+/** A job that is not in this worker's hands any more: cancelled, or taken over, or settled meanwhile. */
+export type Lost = { job: Job; cancelled: boolean }
 
-/** Tells that we are still at work. @returns those that are still ours */
-export async function touchJobs(db: Db, queue: QueueName, jobs: readonly Job[]): Promise<Job[]> {
+/** Shows a sign of life. What is being settled at that moment counts as ours. @returns what is ours no more */
+export async function touchJobs(db: Db, queue: QueueName, jobs: readonly Job[]): Promise<Lost[]> {
   const parts = partsOf(jobs)
-  const { single } = parts
-  const touched = new Map<string, string>()
+  const lost: Lost[] = []
   if (parts.claims.length > 0) {
-    const { rows } = await sql<TouchedRow>`
+    const { rows } = await sql<{ claim: string; settled: string }>`
       select * from touch_claims(${queue}, ${claimsOf(parts)})`.execute(db)
-    for (const { claim, settled } of rows) touched.set(claim, settled)
+    const settled = new Map(rows.map((row) => [row.claim, row.settled]))
+    const gone = jobs.filter(
+      ({ claim, place = 0 }) => claim && settled.get(claim.id)?.[place] !== '0',
+    )
+    const cancelled = await readCancelled(db, queue, gone)
+    lost.push(...gone.map((job) => ({ job, cancelled: cancelled.has(job.id) })))
   }
-  let held = 0
+  const { single } = parts
   if (single.length > 0) {
-    const { rows } = await sql<{ settled: number }>`
-      select touch_jobs(${queue}, ${idsOf(single)}, ${countsOf(single)}) as settled`.execute(db)
-    held = rows[0]?.settled ?? 0
+    const { rows } = await sql<{ place: string; cancelled: boolean }>`
+      select place, cancelled from show_life(${queue}, ${idsOf(single)}, ${countsOf(single)})`.execute(
+      db,
+    )
+    for (const { place, cancelled } of rows) {
+      lost.push({ job: single[Number(place) - 1] as Job, cancelled })
+    }
   }
-  // A job alone is alone: they are all ours, or none is.
-  return jobs.filter(({ claim, place = 0 }) =>
-    claim ? touched.get(claim.id)?.[place] === '0' : held > 0,
-  )
+  return lost
+}
+
+async function readCancelled(db: Db, queue: QueueName, jobs: readonly Job[]): Promise<Set<string>> {
+  if (jobs.length === 0) return new Set()
+  const { rows } = await sql<{ id: string }>`
+    select id from pgboss.job
+    where name = ${queue} and id = any(${idsOf(jobs)}) and state = 'cancelled'`.execute(db)
+  return new Set(rows.map(({ id }) => id))
 }
 
 /** Gives jobs back without an attempt spent, due after `delayMs`. */

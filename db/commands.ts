@@ -7,7 +7,7 @@ import { recordSeconds, type StoredResponse } from '../domain/idempotency.ts'
 import { deadLetterOf } from '../domain/queues.ts'
 import type { Jobs } from './jobs.ts'
 import { type Receipt, saveReceipts } from './receipts.ts'
-import type { Db } from './schema.ts'
+import type { Db, Tx } from './schema.ts'
 import { transaction } from './transaction.ts'
 
 export type NewCommand = {
@@ -67,8 +67,12 @@ export async function readPending(db: Db, id: string): Promise<unknown> {
 }
 
 /** The answer of a command that ended without an effect. One that was answered meanwhile keeps its answer. */
-export async function closeCommand(db: Db, id: string, response: StoredResponse): Promise<void> {
-  await db
+export async function closeCommand(
+  on: Db | Tx,
+  id: string,
+  response: StoredResponse,
+): Promise<void> {
+  await on
     .updateTable('commands')
     .set((eb) => ({
       status: response.status,
@@ -79,6 +83,16 @@ export async function closeCommand(db: Db, id: string, response: StoredResponse)
     .where('id', '=', id)
     .where('status', 'is', null)
     .execute()
+}
+
+/** The same by the data of its job, which may be anything: anybody may have sent the job. */
+export async function closeCommandOf(
+  on: Db | Tx,
+  data: unknown,
+  response: StoredResponse,
+): Promise<void> {
+  const id = (data as Partial<CommandJob> | null)?.command_id
+  if (new RegExp(uuidPattern).test(String(id))) await closeCommand(on, String(id), response)
 }
 
 export type CommandOutcome = { userId: string | undefined; response: StoredResponse | undefined }

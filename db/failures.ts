@@ -10,8 +10,8 @@ import { type Job, openStaleClaims, takeOut } from './claims.ts'
 import { over } from './jobTable.ts'
 import type { FailureKind, Tx } from './schema.ts'
 
-/** What became of a job that failed. `lost`: another worker has it by now, and nothing was changed. */
-export type Failed = { became: 'retry' | 'lost' } | { became: 'dead'; audit: Audit }
+/** What became of a job that failed. `lost`: another worker has it by now. As with `cancelled` nothing was changed. */
+export type Failed = { became: 'retry' | 'lost' | 'cancelled' } | { became: 'dead'; audit: Audit }
 
 /** A job whose worker showed no sign of life or took too long. */
 export type Recovered = { job: Job; failed: Failed; why: string; kind: FailureKind }
@@ -34,7 +34,9 @@ export async function failJob(boss: PgBoss, tx: Tx, job: Job, failure: Failure):
   const output = describeFailure(error)
   const settled = await boss.fail(queue, toClaim(job), output, { db: over(tx) as never })
   // Not in pg-boss's types.
-  if ((settled as unknown as { affected: number }).affected === 0) return { became: 'lost' }
+  if ((settled as unknown as { affected: number }).affected === 0) {
+    return { became: (await isCancelled(tx, job)) ? 'cancelled' : 'lost' }
+  }
   await writeAttempt(tx, { jobId: id, queue, attempt: job.attempt }, kind, error)
   if (dead) return { became: 'dead', audit: await bury(tx, job) }
   // Whose worker died is kept from everybody until it has run alone: `blocked` (claim_suspect, 0003_jobs.sql).
@@ -43,6 +45,12 @@ export async function failJob(boss: PgBoss, tx: Tx, job: Job, failure: Failure):
       blocked = ${kind === 'died'}
     where name = ${queue} and id = ${id} and state = 'retry'`.execute(tx)
   return { became: 'retry' }
+}
+
+async function isCancelled(tx: Tx, { queue, id }: Job): Promise<boolean> {
+  const { rows } = await sql`
+    select from pgboss.job where name = ${queue} and id = ${id} and state = 'cancelled'`.execute(tx)
+  return rows.length > 0
 }
 
 /** Finds what pg-boss just made of the job, by job_i12 (source_root_id). */

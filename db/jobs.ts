@@ -10,6 +10,7 @@ import {
   completeJobs,
   hasSuspects,
   type Job,
+  type Lost,
   releaseJobs,
   touchJobs,
 } from './claims.ts'
@@ -21,7 +22,7 @@ import { type NewJob, sendJobs } from './sends.ts'
 import { afterCommit, transaction } from './transaction.ts'
 import { createWaker } from './wake.ts'
 
-export type { Job } from './claims.ts'
+export type { Job, Lost } from './claims.ts'
 export type { Failed, Failure, Recovered } from './failures.ts'
 export type { NewJob } from './sends.ts'
 
@@ -43,8 +44,8 @@ export type Jobs = {
   fail(job: Job, error: unknown, next: Failure['next'], kind?: Failure['kind']): Promise<Failed>
   /** Gives jobs back without spending an attempt, due after `delayMs`. */
   release(queue: QueueName, jobs: readonly Job[], delayMs?: number): Promise<void>
-  /** Tells that we are still at work. @returns those that are still ours */
-  touch(queue: QueueName, jobs: readonly Job[]): Promise<Job[]>
+  /** Tells that we are still at work. @returns those that are ours no more */
+  touch(queue: QueueName, jobs: readonly Job[]): Promise<Lost[]>
   /** Fails, at most 100 at once, the jobs of workers that died and those that took too long. */
   recover(queue: QueueName): Promise<Recovered[]>
   /** Deletes what is old and keeps the statistics fresh, a bounded piece. @returns how many rows went */

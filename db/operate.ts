@@ -3,10 +3,14 @@
 // seen is understood: the one in the queue, the one in its dead letter queue, and the beginning of either.
 
 import { type SqlBool, sql } from 'kysely'
+import type { StoredResponse } from '../domain/idempotency.ts'
 import { deadLetterOf, type QueueName, queues } from '../domain/queues.ts'
 import { type Audit, readAudits } from './attempts.ts'
+import { closeCommandOf } from './commands.ts'
 import { pgbossSchemaVersion } from './jobTable.ts'
-import type { Db } from './schema.ts'
+import type { Db, Tx } from './schema.ts'
+import { transaction } from './transaction.ts'
+import { heldWord, notifyQueues } from './wake.ts'
 
 export const jobStates = ['ready', 'delayed', 'active', 'failed', 'finished'] as const
 export type JobState = (typeof jobStates)[number]
@@ -258,18 +262,45 @@ export async function readAuditsOf(db: Db, text: string): Promise<Audit[]> {
 export type Cancelled = 'cancelled' | 'lost'
 
 /**
- * Takes a job out of its queue for good, in whatever state it waits or runs. The worker of one that runs is not
- * interrupted, and settles nothing any more. @returns `lost`: it has finished meanwhile
+ * Takes a job out of its queue for good, in whatever state it waits or runs. The worker that has it in hand drops it
+ * when it hears of it, within a second as a rule, and settles nothing any more. What had asked for a command gets
+ * `answer`; the command then cannot be carried out any more, and one that was answered keeps its answer.
+ * @returns `lost`: it has finished meanwhile
  */
 export async function cancelJob(
   db: Db,
   { queue, id }: Pick<JobRow, 'queue' | 'id'>,
+  answer: StoredResponse,
 ): Promise<Cancelled> {
-  const { numAffectedRows } = await sql`
+  const cancelled = await transaction(
+    db,
+    async (tx) => {
+      const data = await cancelRow(tx, queue, id)
+      if (data && queue === 'commands') await closeCommandOf(tx, data.data, answer)
+      return data !== undefined
+    },
+    { isolation: 'read committed' },
+  )
+  if (!cancelled) return 'lost'
+  // A worker that does not hear of it finds out at its next sign of life.
+  await notifyQueues(db, [heldWord(queue)]).catch(() => {})
+  return 'cancelled'
+}
+
+/** In the queue, or in hand. @returns undefined when it is neither */
+async function cancelRow(
+  tx: Tx,
+  queue: QueueName,
+  id: string,
+): Promise<{ data: unknown } | undefined> {
+  const { rows } = await sql<{ data: unknown }>`
     update pgboss.job set state = 'cancelled', completed_on = clock_timestamp()
-    where name = ${queue} and id = ${id} and state < 'completed'`.execute(db)
-  if (numAffectedRows === 1n) return 'cancelled'
-  const { rows } = await sql<{ cancelled: number }>`
-    select cancel_in_hand(${queue}, ${id}) as cancelled`.execute(db)
-  return rows[0]?.cancelled === 1 ? 'cancelled' : 'lost'
+    where name = ${queue} and id = ${id} and state < 'completed' returning data`.execute(tx)
+  if (rows[0]) return rows[0]
+  const held = await sql<{ cancelled: number }>`
+    select cancel_in_hand(${queue}, ${id}) as cancelled`.execute(tx)
+  if (held.rows[0]?.cancelled !== 1) return undefined
+  const found = await sql<{ data: unknown }>`
+    select data from pgboss.job where name = ${queue} and id = ${id}`.execute(tx)
+  return found.rows[0]
 }

@@ -2,7 +2,6 @@
 // the wait, which polling ends anyhow. It is sent after the commit and by itself, never inside a transaction that writes,
 // and what comes within a few ms goes together: NOTIFY makes commits wait for each other (measured: 8.5k → 3.6k/s).
 
-import { randomUUID } from 'node:crypto'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { sql } from 'kysely'
 import pg from 'pg'
@@ -11,6 +10,11 @@ import type { Db, Tx } from './schema.ts'
 const channel = 'flotilla_jobs'
 /** The word that tells every worker to look for a request to stop. No queue is called so. */
 export const stopWord = '!stop'
+
+/** Heard by whoever sent it, it proves that notifications come through. */
+const trialWord = '?'
+/** The word for the workers of a queue: something they may have in hand was taken back. */
+export const heldWord = (queue: string): string => `!held ${queue}`
 
 /** For what an operator does. Others: createWaker. */
 export async function notifyQueues(on: Db | Tx, queues: readonly string[]): Promise<void> {
@@ -55,18 +59,21 @@ export type ListenerOptions = {
   name: string
   /** The pool that wake-ups are sent through, for the trial. */
   db: Db
-  /** A queue's name or `stopWord`; undefined: some may have been missed. */
+  /** A queue's name, `stopWord` or a `heldWord`; undefined: some may have been missed. */
   onWord(word: string | undefined): void
   /** Told once a change: why nobody is woken. */
   onSilent(why: unknown): void
+  /** For tests: how long a trial takes at first. */
+  trialMs?: number
 }
 
 export type Listener = { close(): Promise<void> }
 
 const retryMs = { first: 500, most: 30_000 }
-const trialMs = 3000
+/** One that is not heard so long proves nothing yet: a machine may be slow. It is repeated on the same connection. */
+const trialMs = { first: 5000, most: 30_000 }
 /** A connection that died without a word is found by this. */
-const aliveEveryMs = 30_000
+const aliveMs = { every: 30_000, within: 10_000 }
 
 /** Listens on a connection of its own, and opens another when it breaks. Never throws. */
 export function openListener(options: ListenerOptions): Listener {
@@ -74,17 +81,18 @@ export function openListener(options: ListenerOptions): Listener {
   const { signal } = closing
   let silent = false
 
+  const onUnheard = (why: unknown) => {
+    if (!silent && !signal.aborted) options.onSilent(why)
+    silent = true
+  }
+
   async function keepListening(): Promise<void> {
     for (let waitMs = retryMs.first; !signal.aborted; waitMs = Math.min(2 * waitMs, retryMs.most)) {
-      try {
-        await listen(options, signal, () => {
-          waitMs = retryMs.first
-          silent = false
-        })
-      } catch (error) {
-        if (!silent && !signal.aborted) options.onSilent(error)
-        silent = true
+      const onHeard = () => {
+        waitMs = retryMs.first
+        silent = false
       }
+      await listen(options, signal, onHeard, onUnheard).catch(onUnheard)
       await sleep(waitMs, undefined, { signal, ref: false }).catch(() => {})
     }
   }
@@ -100,10 +108,12 @@ export function openListener(options: ListenerOptions): Listener {
 
 /** Until the connection breaks. @throws why it did */
 async function listen(
-  { url, name, db, onWord }: ListenerOptions,
+  options: ListenerOptions,
   signal: AbortSignal,
   onHeard: () => void,
+  onUnheard: (why: unknown) => void,
 ): Promise<void> {
+  const { url, name, onWord } = options
   const client = new pg.Client({
     connectionString: url,
     application_name: `flotilla:${name}:listen`,
@@ -115,31 +125,35 @@ async function listen(
   client.on('error', broken.reject)
   client.on('end', () => broken.reject(new Error('the connection that listens was closed')))
   signal.addEventListener('abort', () => broken.reject(signal.reason), { once: true })
-  const trial = `?${randomUUID()}`
-  const heard = Promise.withResolvers<void>()
+  const heard = Promise.withResolvers<true>()
   client.on('notification', ({ payload = '' }) => {
-    if (payload === trial) heard.resolve()
-    else if (!payload.startsWith('?')) onWord(payload)
+    heard.resolve(true)
+    if (!payload.startsWith(trialWord)) onWord(payload)
   })
+  const within = (ms: number) => sleep(ms, false as const, { signal, ref: false })
   try {
     await Promise.race([client.connect(), broken.promise])
-    await client.query(`listen ${channel}`)
-    await notifyQueues(db, [trial])
-    await Promise.race([heard.promise, broken.promise, unheard(signal)])
+    await Promise.race([client.query(`listen ${channel}`), broken.promise])
+    for (let ms = options.trialMs ?? trialMs.first; ; ms = Math.min(2 * ms, trialMs.most)) {
+      notifyQueues(options.db, [trialWord]).catch(broken.reject)
+      if (await Promise.race([heard.promise, broken.promise, within(ms)])) break
+      onUnheard(unheard())
+    }
     onHeard()
     onWord(undefined)
     for (;;) {
-      await Promise.race([sleep(aliveEveryMs, undefined, { signal, ref: false }), broken.promise])
-      await Promise.race([client.query('select'), broken.promise, unheard(signal)])
+      await Promise.race([within(aliveMs.every), broken.promise])
+      const alive = client.query('select').then(() => true)
+      if (!(await Promise.race([alive, broken.promise, within(aliveMs.within)]))) {
+        throw new Error('the connection that listens does not answer any more')
+      }
     }
   } finally {
     await Promise.race([client.end(), sleep(1000, undefined, { ref: false })]).catch(() => {})
   }
 }
 
-async function unheard(signal: AbortSignal): Promise<never> {
-  await sleep(trialMs, undefined, { signal, ref: false })
-  throw new Error(
+const unheard = () =>
+  new Error(
     'no notification came through: is this a pooler? DATABASE_DIRECT_URL must lead to Postgres itself',
   )
-}

@@ -7,9 +7,11 @@ import { sql } from 'kysely'
 import { v7 as uuidv7 } from 'uuid'
 import { type CommandJob, closeDeadCommands, pruneCommands, readOutcome } from '../db/commands.ts'
 import type { Job } from '../db/jobs.ts'
+import { cancelJob } from '../db/operate.ts'
 import { AppError } from '../domain/errors.ts'
 import type { Commands } from '../workers/http/commands.ts'
 import { createCommandHandler } from '../workers/http/later.ts'
+import { cancelledCommand } from '../workers/http/problem.ts'
 import { givenUp } from '../workers/http/upkeep.ts'
 import { type Api, newKey, openApi, unreachableDatabase } from './api.ts'
 import { type TestDatabase, testDatabase } from './database.ts'
@@ -224,6 +226,39 @@ describe('a command that cannot be run', () => {
     const told = await tell(id)
     assert.deepEqual([told.status, told.json.code], [500, 'INTERNAL'])
     assert.doesNotMatch(told.text, /secret/)
+  })
+})
+
+describe('a command whose job is cancelled', () => {
+  const cancel = (id: string) => cancelJob(database.db, { queue: 'commands', id }, cancelledCommand)
+
+  test('is told so, and is not carried out any more, wherever its job is', async () => {
+    const { command_id: waiting } = (await ask({ quantity: 1 })).json
+    assert.equal(await cancel(waiting), 'cancelled')
+    const { command_id: running } = (await ask({ quantity: 1 })).json
+    const [job] = await claim()
+    assert.equal(await cancel(running), 'cancelled')
+    await createCommandHandler(api)(job!)
+    for (const id of [waiting, running]) {
+      const told = await tell(id)
+      assert.deepEqual([told.status, told.json.code], [409, 'COMMAND_CANCELLED'])
+    }
+    const { rows } = await sql`
+      select from reservations where event_id = ${eventId}`.execute(database.db)
+    assert.equal(rows.length, 0)
+  })
+
+  test('is told as cancelled or as done, whichever was first, when both happen at once', async () => {
+    const ids: string[] = []
+    for (let i = 0; i < 8; i++) ids.push((await ask({ quantity: 1 })).json.command_id)
+    const jobs = await claim()
+    const handle = createCommandHandler(api)
+    await Promise.all(jobs.flatMap((job) => [handle(job), cancel(job.id)]))
+    const told = await Promise.all(ids.map((id) => tell(id)))
+    for (const { status } of told) assert.ok(status === 201 || status === 409, `${status}`)
+    const { rows } = await sql`
+      select from reservations where event_id = ${eventId}`.execute(database.db)
+    assert.equal(rows.length, told.filter(({ status }) => status === 201).length)
   })
 })
 

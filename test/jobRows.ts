@@ -25,11 +25,13 @@ export async function claimEarlier(db: Db, seconds: number): Promise<void> {
 
 /** `from ${everyJob}`: those that wait, those in hand and those that are done, as rows of pg-boss's table. */
 export const everyJob = sql`(
-  select id, name, state::text as state, data, retry_count, output, source_id, start_after, created_on,
-    completed_on from pgboss.job
+  select id, name, state::text as state, data, retry_count, retry_limit, output, source_id, start_after,
+    created_on, started_on, completed_on from pgboss.job
   union all
-  select id, queue, 'active', data, retry_count, null, null, created_on, created_on, null
+  select id, queue, 'active', data, retry_count, retry_limit, null, null, created_on, created_on,
+    started_on, null
   from jobs_in_hand(array(select name from pgboss.queue))
   union all
-  select id, queue, 'completed', data, attempts - 1, null, null, created_at, created_at, finished_at
+  select id, queue, 'completed', data, attempts - 1, attempts_max - 1, null, null, created_at,
+    created_at, started_at, finished_at
   from finished_jobs) job`

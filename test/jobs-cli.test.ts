@@ -353,7 +353,7 @@ describe('jobs', () => {
     )
     const { code, out } = await run(['cancel', id])
     assert.equal(code, 0)
-    assert.match(out, /A worker has it since .*not interrupted.*does not run again/s)
+    assert.match(out, /A worker has it since .*told to drop it.*does not run again/s)
   })
 
   test('pause and resume say what was, and do it once', async () => {

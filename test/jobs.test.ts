@@ -167,7 +167,35 @@ describe('the job table', () => {
     // The first worker was only slow: it has no say any more.
     assert.equal(await jobs.complete(test1.db, 'inbox', [lost]), 0)
     assert.equal((await jobs.fail(lost, 'late', 'dead')).became, 'lost')
-    assert.deepEqual(await jobs.touch('inbox', [lost]), [])
+    assert.deepEqual(await jobs.touch('inbox', [lost]), [{ job: lost, cancelled: false }])
+  })
+
+  test('shows a sign of life without waiting for what is being settled, and hears of what is not its own', async () => {
+    await empty()
+    await jobs.send(
+      test1.db,
+      'inbox',
+      Array.from({ length: 5 }, (_, n) => ({ data: { n } })),
+    )
+    const all = await jobs.fetch('inbox', 5)
+    const [locked, kept, gone, cancelled, retried] = all as [Job, Job, Job, Job, Job]
+    await sql`update claims set seen_at = seen_at - interval '8 s'`.execute(test1.db)
+    await jobs.complete(test1.db, 'inbox', [gone])
+    await sql`select cancel_in_hand('inbox', ${cancelled.id})`.execute(test1.db)
+    await jobs.release('inbox', [retried])
+    const settling = await test1.open().db.startTransaction().execute()
+    assert.equal(await jobs.complete(settling, 'inbox', [locked]), 1)
+    assert.deepEqual(await jobs.touch('inbox', all), [
+      { job: gone, cancelled: false },
+      { job: cancelled, cancelled: true },
+      { job: retried, cancelled: false },
+    ])
+    await settling.rollback().execute()
+    // What was locked is left alone: the next sign of life shows it.
+    assert.equal((await jobs.touch('inbox', [locked, kept])).length, 0)
+    const { rows: shown } = await sql`
+      select from claims where seen_at > clock_timestamp() - interval '7 s'`.execute(test1.db)
+    assert.equal(shown.length, 1)
   })
 
   test('recovers a job that takes longer than its queue allows', async () => {
@@ -175,7 +203,7 @@ describe('the job table', () => {
     await jobs.send(test1.db, 'email', [{ data: {} }])
     const job = await fetchOne('email')
     await claimEarlier(test1.db, 121)
-    assert.deepEqual(await jobs.touch('email', [job]), [job])
+    assert.deepEqual(await jobs.touch('email', [job]), [])
     const [recovered] = await jobs.recover('email')
     assert.match(recovered?.why ?? '', /longer than its queue allows/)
   })

@@ -25,6 +25,7 @@ import {
 } from '../db/redrive.ts'
 import { transaction } from '../db/transaction.ts'
 import { type QueueName, queues } from '../domain/queues.ts'
+import { cancelledCommand } from '../workers/http/problem.ts'
 import { type TestDatabase, testDatabase } from './database.ts'
 import { bury } from './failedJobs.ts'
 import { emptyJobs } from './jobRows.ts'
@@ -65,7 +66,7 @@ describe('an operator', () => {
     ids.failed = await send()
     await jobs.fail(await fetchOne('inbox'), new Error('hopeless'), 'dead')
     ids.finished = await send()
-    await cancelJob(test1.db, { queue: 'inbox', id: ids.finished })
+    await cancelJob(test1.db, { queue: 'inbox', id: ids.finished }, cancelledCommand)
     ids.active = await send()
     await fetchOne('inbox')
     ids.ready = await send()
@@ -277,18 +278,19 @@ describe('an operator', () => {
   test('cancels what waits; it does not run, and is cancelled once', async () => {
     const id = randomUUID()
     await jobs.send(test1.db, 'email', [{ id, data: {} }])
-    assert.equal(await cancelJob(test1.db, { queue: 'email', id }), 'cancelled')
-    assert.equal(await cancelJob(test1.db, { queue: 'email', id }), 'lost')
+    assert.equal(await cancelJob(test1.db, { queue: 'email', id }, cancelledCommand), 'cancelled')
+    assert.equal(await cancelJob(test1.db, { queue: 'email', id }, cancelledCommand), 'lost')
     assert.deepEqual(await jobs.fetch('email', 1), [])
   })
 
   test('cancels what runs: its worker has no say any more, and it does not run again', async () => {
     await jobs.send(test1.db, 'email', [{ data: {} }])
     const job = await fetchOne('email')
-    assert.equal(await cancelJob(test1.db, job), 'cancelled')
+    assert.equal(await cancelJob(test1.db, job, cancelledCommand), 'cancelled')
     assert.equal(await jobs.complete(test1.db, 'email', [job]), 0)
     const failed = await jobs.fail(job, new Error('no'), { delayMs: 0 })
-    assert.equal(failed.became, 'lost')
+    assert.equal(failed.became, 'cancelled')
+    assert.deepEqual(await jobs.touch('email', [job]), [{ job, cancelled: true }])
     assert.equal(await stateOf(job.id), 'finished')
     assert.deepEqual(await jobs.fetch('email', 1), [])
   })

@@ -4,8 +4,10 @@ import assert from 'node:assert/strict'
 import { after, before, describe, test } from 'node:test'
 import { sql } from 'kysely'
 import { type Jobs, openJobs } from '../db/jobs.ts'
+import { openDatabase } from '../db/open.ts'
 import { resumeQueue } from '../db/pauses.ts'
 import { readWorkers, removeWorker, reportWorker, requestStop } from '../db/registry.ts'
+import type { Db } from '../db/schema.ts'
 import { transaction } from '../db/transaction.ts'
 import { type Listener, openListener } from '../db/wake.ts'
 import { type TestDatabase, testDatabase } from './database.ts'
@@ -20,13 +22,15 @@ describe('waking', () => {
   const words: (string | undefined)[] = []
   const faults: unknown[] = []
 
-  const listen = async (url: string) => {
+  const listen = async (url: string, options: { db?: Db; trialMs?: number } = {}) => {
     await listener?.close()
     words.length = 0
+    faults.length = 0
     listener = openListener({
       url,
       name: 'test',
       db: fresh.db,
+      ...options,
       onWord: (word) => words.push(word),
       onSilent: (why) => faults.push(why),
     })
@@ -95,6 +99,32 @@ describe('waking', () => {
     assert.deepEqual(words, [undefined, undefined])
     await heard(() => jobs.send(fresh.db, 'email', [{ data: {} }]), 'email')
     await listener?.close()
+    cable.pull()
+  })
+
+  test('proves itself late on a slow machine, on the same connection', async () => {
+    const cable = await openCable(fresh.url)
+    const slow = openDatabase({ url: cable.url, name: 'slow', poolMax: 1 })
+    await sql`select`.execute(slow.db)
+    cable.silence()
+    await listen(fresh.url, { db: slow.db, trialMs: 20 })
+    await until(() => faults.length === 1)
+    assert.match(String(faults[0]), /no notification came through/)
+    const listening = async () => {
+      const { rows } = await sql<{ pid: number }>`
+        select pid from pg_stat_activity where datname = current_database()
+        and application_name = 'flotilla:test:listen'`.execute(fresh.db)
+      return rows
+    }
+    const before = await listening()
+    assert.equal(before.length, 1)
+    cable.free()
+    await until(() => words.length === 1)
+    assert.deepEqual(words, [undefined])
+    assert.deepEqual(await listening(), before)
+    await heard(() => jobs.send(fresh.db, 'email', [{ data: {} }]), 'email')
+    await listener?.close()
+    await slow.close()
     cable.pull()
   })
 

@@ -27,13 +27,28 @@ export async function endWorkers(): Promise<void> {
 }
 
 /** Metrics are off unless METRICS_PORT is given. */
-export function startWorker(
+export const startWorker = (
   name: string,
   url: string,
   args: string[] = [],
   env: Record<string, string> = {},
+): WorkerProcess =>
+  startProgram(join(import.meta.dirname, '..', 'workers', name, 'main.ts'), url, args, env)
+
+/** The worker whose jobs write down that they ran. */
+export const startJobWorker = (
+  url: string,
+  args: string[] = [],
+  env: Record<string, string> = {},
+): WorkerProcess =>
+  startProgram(join(import.meta.dirname, 'servers', 'jobWorker.ts'), url, args, env)
+
+function startProgram(
+  main: string,
+  url: string,
+  args: string[],
+  env: Record<string, string>,
 ): WorkerProcess {
-  const main = join(import.meta.dirname, '..', 'workers', name, 'main.ts')
   const child = spawn(process.execPath, [main, ...args], {
     env: { PATH: process.env.PATH, DATABASE_URL: url, METRICS_PORT: '0', ...env },
     stdio: ['ignore', 'pipe', 'pipe'],

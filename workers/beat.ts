@@ -7,7 +7,7 @@ import { join } from 'node:path'
 import { v7 as uuidv7 } from 'uuid'
 import type { Database } from '../db/open.ts'
 import { removeWorker, reportWorker } from '../db/registry.ts'
-import { openListener, stopWord } from '../db/wake.ts'
+import { heldWord, openListener, stopWord } from '../db/wake.ts'
 import { readDoing } from './doing.ts'
 import type { Log } from './log.ts'
 import type { Loop, LoopState } from './loop.ts'
@@ -47,7 +47,7 @@ function readVersion(): string {
 
 type Wakened = { name: string; url: string; database: Database; log: Log }
 
-/** Wakes the loops that wait for jobs, and the beat when a stop is asked for. */
+/** Wakes the loops that wait for jobs, those that have one in hand that was cancelled, and the beat for a stop. */
 export function listenForJobs(
   { name, url, database, log }: Wakened,
   loops: readonly { loop: Loop; state: LoopState }[],
@@ -60,6 +60,8 @@ export function listenForJobs(
       for (const { loop, state } of loops) {
         const meant = word === stopWord ? loop.name === 'registry' : loop.wokenBy === word
         if (meant || (word === undefined && loop.wokenBy !== undefined)) state.wake()
+        if (loop.wokenBy === undefined) continue
+        if (word === undefined || word === heldWord(loop.wokenBy)) loop.pass.touch?.()
       }
     },
     onSilent(error) {

@@ -7,6 +7,7 @@ import type { FailureKind } from '../db/schema.ts'
 import { queueOf } from '../domain/queues.ts'
 import { jobRetryDelayMs, jobSchedules } from '../domain/retries.ts'
 import { traceIdOf, traceparentIn } from '../domain/traces.ts'
+import type { Held } from './held.ts'
 import { describeError } from './log.ts'
 import type { Runtime } from './pipeline.ts'
 
@@ -52,10 +53,11 @@ type Settled = Pick<Runtime, 'jobs' | 'queue' | 'worker'>
 
 export async function settleFailure(
   { jobs, queue, worker }: Settled,
-  job: Job,
+  { job, signal, taken }: Held,
   error: unknown,
-  signal: AbortSignal,
 ): Promise<void> {
+  // Told of when it was dropped; what its handler made of that is of no interest to anybody.
+  if (taken === 'cancelled') return
   if (error instanceof Postpone) return await jobs.release(queue, [job], error.delayMs)
   // It was dropped by us, and did not fail.
   if (worker.dying.aborted) return await jobs.release(queue, [job])
@@ -65,7 +67,7 @@ export async function settleFailure(
   const kind = hopeless ? 'hopeless' : signal.aborted ? 'late' : 'failed'
   const told = kind === 'late' ? tookTooLong(job, error) : error
   const failed = await jobs.fail(job, told, next, kind)
-  worker.failed(1)
+  if (failed.became === 'dead' || failed.became === 'retry') worker.failed(1)
   tellFailure(worker, job, failed, told, kind)
 }
 
@@ -112,5 +114,6 @@ export function tellFailure(
   } else if (failed.became === 'retry') {
     retries.inc({ queue, kind })
     log.warn(told, 'a job failed and will run again')
-  } else log.warn(told, 'a job failed that another worker has taken over')
+  } else if (failed.became === 'cancelled') log.info(told, 'a job was cancelled while it ran')
+  else log.warn(told, 'a job failed that another worker has taken over')
 }

@@ -12,8 +12,9 @@ import { heartbeatSeconds } from '../domain/queues.ts'
 import { traceparentIn } from '../domain/traces.ts'
 import { createAcks, untilSaid } from './acks.ts'
 import { countFailuresOf, Postpone, settleFailure, tellFailure, Unrecoverable } from './failures.ts'
+import type { Held } from './held.ts'
 import type { Loop, Pass } from './loop.ts'
-import { createPipeline, type Held, type Runtime, type Settle } from './pipeline.ts'
+import { createPipeline, type Runtime, type Settle } from './pipeline.ts'
 import { beginSpan, messaging, type Span } from './trace.ts'
 import type { Worker } from './worker.ts'
 
@@ -28,6 +29,9 @@ const duration = new Histogram({
   buckets: [0.005, 0.02, 0.1, 0.5, 2, 10, 60],
 })
 
+/** A job as a handler gets it, with this run's part of the trace that its payload belongs to. */
+export type Traced<T> = Job<T> & { span: Span }
+
 /** A queue in which nothing happened yet shows 0. */
 function countJobsOf(queue: string): void {
   done.inc({ queue }, 0)
@@ -39,17 +43,16 @@ export type JobPassOptions<T> = Runtime & {
   concurrency: number
   /** @throws when the payload is none of this queue's: such a job goes to the dead letter queue at once */
   decode(data: unknown): T
-  /**
-   * The signal aborts when the job must be dropped: the grace is over, or its time is. The span is this run's part of the
-   * trace that the job's payload belongs to.
-   */
-  handle(job: Job<T>, signal: AbortSignal, span: Span): Promise<void>
+  /** The signal aborts when the job must be dropped: the grace is over, its time is, or somebody cancelled it. */
+  handle(job: Traced<T>, signal: AbortSignal): Promise<void>
 }
 
 export function jobPass<T>(options: JobPassOptions<T>): Pass {
   const { jobs, queue, db, batchMax, concurrency, worker } = options
   countJobsOf(queue)
   const took = duration.labels(queue)
+  // Spares making one for each job where the handler does not even name it.
+  const takesSignal = options.handle.length !== 1
   const acks = createAcks<{ job: Job; settle: Settle }>({
     async say(group) {
       const finished = group.map(({ job }) => job)
@@ -64,17 +67,19 @@ export function jobPass<T>(options: JobPassOptions<T>): Pass {
     },
   })
 
-  async function run([held]: Held[], settle: Settle): Promise<void> {
-    const { job, signal } = held as Held
+  async function run([first]: Held[], settle: Settle): Promise<void> {
+    const held = first as Held
+    const { job } = held
     const begunAt = performance.now()
     const span = beginProcess(job)
     try {
-      await options.handle({ ...job, data: decodeJob(job, options.decode) }, signal, span)
+      const signal = takesSignal ? held.signal : worker.dying
+      await options.handle({ ...job, data: decodeJob(job, options.decode), span }, signal)
       span.end()
     } catch (error) {
       span.end(error instanceof Postpone ? undefined : { error })
       took.observe((performance.now() - begunAt) / 1000)
-      await untilSaid(signal, () => settleFailure(options, job, error, signal))
+      await untilSaid(held.signal, () => settleFailure(options, held, error))
       return settle([job])
     }
     took.observe((performance.now() - begunAt) / 1000)
@@ -89,57 +94,62 @@ export function jobPass<T>(options: JobPassOptions<T>): Pass {
 export type BatchPassOptions<T> = Runtime & {
   decode(data: unknown): T
   /**
-   * Does what the jobs ask for, all in `tx`, which completes them as well. When it throws, halves are tried, so that one
-   * bad job fails alone. What it gives back is called once that is committed. The spans are the jobs' own, as in jobPass.
+   * Does what the jobs ask for, all in `tx`, which completes them as well. When it throws, or one of them was cancelled
+   * meanwhile, halves are tried, so that one bad job fails alone. What it gives back is called once that is committed.
    */
-  handle(tx: Tx, jobs: Job<T>[], spans: Span[]): Promise<() => void>
+  handle(tx: Tx, jobs: Traced<T>[]): Promise<() => void>
 }
 
 export function batchPass<T>(options: BatchPassOptions<T>): Pass {
   const { jobs, queue, db, batchMax, worker } = options
   countJobsOf(queue)
 
-  async function runAll(batch: Job[], spans: Span[], signal: AbortSignal): Promise<void> {
+  async function runAll(batch: Begun[]): Promise<void> {
     if (batch.length === 0) return
+    const ours = batch.map(({ held }) => held.job)
     try {
-      const decoded = batch.map((job) => ({ ...job, data: decodeJob(job, options.decode) }))
+      const decoded = batch.map(({ held: { job }, span }) => ({
+        ...job,
+        data: decodeJob(job, options.decode),
+        span,
+      }))
       // READ COMMITTED: rows of the job table are claimed, and so ours alone; what is written has keys of its own.
       const isolation = 'read committed'
       const committed = await transaction(
         db,
         async (tx) => {
-          const tell = await options.handle(tx, decoded, spans)
-          await jobs.complete(tx, queue, batch)
+          const tell = await options.handle(tx, decoded)
+          const completed = await jobs.complete(tx, queue, ours)
+          if (completed < ours.length) throw new Error('it was taken from this worker')
           return tell
         },
         { isolation },
       )
       committed()
       done.inc({ queue }, batch.length)
-      for (const span of spans) span.end()
+      for (const { span } of batch) span.end()
     } catch (error) {
       if (isConnectionLost(error) || error instanceof CommitUnknown) throw error
-      const [first] = batch
       if (batch.length === 1) {
-        spans[0]?.end({ error })
-        return await settleFailure(options, first as Job, error, signal)
+        const [{ held, span }] = batch as [Begun]
+        span.end({ error })
+        return await settleFailure(options, held, error)
       }
       const half = batch.length >> 1
-      await runAll(batch.slice(0, half), spans.slice(0, half), signal)
-      await runAll(batch.slice(half), spans.slice(half), signal)
+      await runAll(batch.slice(0, half))
+      await runAll(batch.slice(half))
     }
   }
 
-  async function run(held: Held[], settle: Settle): Promise<void> {
-    const batch = held.map(({ job }) => job)
-    const { signal } = held[0] as Held
-    const spans = batch.map(beginProcess)
+  async function run(all: Held[], settle: Settle): Promise<void> {
+    const batch = all.map(({ job }) => job)
+    const begun = all.map((held) => ({ held, span: beginProcess(held.job) }))
     const end = duration.startTimer({ queue })
     try {
-      await runAll(batch, spans, signal)
+      await runAll(begun)
       settle(batch)
     } catch (error) {
-      for (const span of spans) span.end({ error })
+      for (const { span } of begun) span.end({ error })
       // Those that are settled stay settled. What cannot be given back is found by `recover`.
       await untilSaid(worker.dying, () => jobs.release(queue, batch)).catch(() => {})
       throw error
@@ -150,6 +160,8 @@ export function batchPass<T>(options: BatchPassOptions<T>): Pass {
 
   return createPipeline({ ...options, lanes: 1, takeMax: batchMax, run })
 }
+
+type Begun = { held: Held; span: Span }
 
 const beginProcess = ({ id, queue, attempt, data }: Job): Span =>
   beginSpan(`process ${queue}`, {

@@ -18,6 +18,8 @@ export type Pass = {
   finish?(): Promise<number>
   /** Called while it runs when there is something new. */
   wake?(): void
+  /** Called when something in hand may have been taken back: looks now, rather than at its next sign of life. */
+  touch?(): void
 }
 
 export type Loop = {

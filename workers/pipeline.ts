@@ -2,17 +2,15 @@
 // comes back about every second with the number of jobs settled meanwhile, while others may still be in hand; `finish`
 // gives back what was not begun and waits for the rest. A job that was in hand when its worker died runs alone.
 
-import type { Job, Jobs } from '../db/jobs.ts'
+import type { Job, Jobs, Lost } from '../db/jobs.ts'
 import { countTokens, type Rate, takeTokens } from '../db/rates.ts'
 import type { Db } from '../db/schema.ts'
 import { heartbeatSeconds, type QueueName, queueOf } from '../domain/queues.ts'
 import { untilSaid } from './acks.ts'
 import { count } from './doing.ts'
+import { Held } from './held.ts'
 import type { Pass } from './loop.ts'
 import type { Worker } from './worker.ts'
-
-/** A claimed job; the signal aborts when it must be dropped: the grace is over, or its time is. */
-export type Held = { job: Job; signal: AbortSignal }
 
 export type Runtime = {
   jobs: Jobs
@@ -53,6 +51,7 @@ export function createPipeline(options: PipelineOptions): Pass {
   const rate = options.rate ?? rateOf(queue)
   const buffer: Held[] = []
   const inHand = new Set<Job>()
+  const running = new Set<Held>()
   const faults: unknown[] = []
   let changed = Promise.withResolvers<void>()
   let [busy, claiming, asked, settled] = [0, 0, 0, 0]
@@ -79,22 +78,26 @@ export function createPipeline(options: PipelineOptions): Pass {
     if (inHand.size === 0 || fault || settled >= roomMax) change()
   }
 
-  /** One signal serves all that were claimed within half a second. */
-  function signalFor(claimedAt: number): AbortSignal {
+  /** One serves all that were claimed within half a second. */
+  function deadlineFor(claimedAt: number): AbortSignal {
     if (claimedAt - deadline.madeAt > 500) {
       const leftMs = Math.max(0, Math.round(expireMs - (performance.now() - claimedAt)))
       const signal = AbortSignal.any([worker.dying, AbortSignal.timeout(leftMs)])
+      const onAbort = () => {
+        for (const held of running) held.passOn()
+      }
+      signal.addEventListener('abort', onAbort, { once: true })
       deadline = { signal, madeAt: claimedAt }
     }
     return deadline.signal
   }
 
   function accept(claimed: Job[], claimedAt: number): void {
-    const signal = signalFor(claimedAt)
+    const deadline = deadlineFor(claimedAt)
     if (buffer.length === 0) filledAt = performance.now()
     for (const job of claimed) {
       inHand.add(job)
-      buffer.push({ job, signal })
+      buffer.push(new Held(job, deadline))
     }
     count(queue, claimed.length)
     beat ??= setInterval(showLife, (heartbeatSeconds * 1000) / 3).unref()
@@ -107,9 +110,24 @@ export function createPipeline(options: PipelineOptions): Pass {
       beat = undefined
       return
     }
-    jobs.touch(queue, [...inHand]).catch((error) => {
+    jobs.touch(queue, [...inHand]).then(dropLost, (error) => {
       worker.log.warn({ err: error, queue }, 'could not show a sign of life')
     })
+  }
+
+  /** What was not begun yet is not begun any more, and who works for nothing is told to stop. */
+  function dropLost(lost: readonly Lost[]): void {
+    if (lost.length === 0) return
+    const fates = new Map(lost.map(({ job, cancelled }) => [job, cancelled]))
+    for (const held of [...buffer, ...running]) {
+      const { job } = held
+      const cancelled = fates.get(job)
+      if (cancelled === undefined || held.taken) continue
+      held.take(cancelled ? 'cancelled' : 'lost')
+      if (cancelled)
+        worker.log.info({ job_id: job.id, queue }, 'a job was cancelled: it is dropped')
+    }
+    change()
   }
 
   function startLanes(): void {
@@ -120,19 +138,21 @@ export function createPipeline(options: PipelineOptions): Pass {
   async function runLane(): Promise<void> {
     busy++
     for (let held = take(); held.length > 0; held = take()) {
+      for (const one of held) running.add(one)
       await options.run(held, settle).catch((error) => {
         settle(
           held.map(({ job }) => job),
           { error },
         )
       })
+      for (const one of held) running.delete(one)
     }
     busy--
     if (busy === 0) change()
   }
 
   function take(): Held[] {
-    if (stopping || buffer[0]?.signal.aborted !== false) return []
+    if (stopping || buffer[0]?.isDropped !== false) return []
     const held = buffer.splice(0, takeMax)
     begun += held.length
     if (buffer.length === 0) {
@@ -273,7 +293,7 @@ export function createPipeline(options: PipelineOptions): Pass {
         if (stopping || worker.dying.aborted) return await finish()
         lookForSuspects()
         if (settled < roomMax) await runSuspects()
-        await giveBack((held) => held.signal.aborted)
+        await giveBack((held) => held.isDropped)
         startLanes()
         const next = changed.promise
         claimAhead()
@@ -291,7 +311,7 @@ export function createPipeline(options: PipelineOptions): Pass {
     dryUntil = 0
     change()
   }
-  return Object.assign(pass, { finish, wake })
+  return Object.assign(pass, { finish, wake, touch: showLife })
 }
 
 function rateOf(queue: QueueName): Rate | undefined {

@@ -1,7 +1,8 @@
-// jobs cancel: takes a job out of its queue for good. A worker that has it in hand is not interrupted; the job does not
+// jobs cancel: takes a job out of its queue for good. A worker that has it in hand is told to drop it; the job does not
 // run again, whatever becomes of it there.
 
 import { cancelJob, idRange } from '../../db/operate.ts'
+import { cancelledCommand } from '../../workers/http/problem.ts'
 import { withDatabase } from '../database.ts'
 import { type Command, callOf, Exit } from '../program.ts'
 import { moment } from '../table.ts'
@@ -34,7 +35,7 @@ export const cancel: Command<Arguments> = (context) => ({
       if (job.state === 'finished') {
         throw new Exit('failed', `${job.id} is ${job.raw_state} since ${moment(job.finished_at)}`)
       }
-      if ((await cancelJob(db, job)) === 'lost') {
+      if ((await cancelJob(db, job, cancelledCommand)) === 'lost') {
         throw new Exit('failed', `${job.id} has just finished: it was too late`)
       }
       const running = job.state === 'active'
@@ -42,7 +43,7 @@ export const cancel: Command<Arguments> = (context) => ({
       context.say(`cancelled ${job.id} in ${job.queue}`)
       if (running) {
         context.say(
-          `A worker has it since ${moment(job.started_at)}, and is not interrupted: what it does stays done. ` +
+          `A worker has it since ${moment(job.started_at)}, and is told to drop it: what it has done stays done. ` +
             'It fails no more, and does not run again.',
         )
       }

@@ -213,7 +213,8 @@ begin
   return settled;
 end $$;
 
--- A sign of life. What is not told of is lost, and so is what is marked.
+-- A sign of life. A claim that is not told of is lost, and so is a job that is marked. What is locked is being settled just
+-- now, and left alone.
 create function touch_claims(queue_name text, claim_ids bigint[])
 returns table (claim bigint, settled text)
 language plpgsql
@@ -221,9 +222,11 @@ set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set e
 set enable_mergejoin = off set plan_cache_mode = force_generic_plan set jit = off
 as $$
 begin
+  with held as materialized (
+    select c.id from claims c where c.id = any(claim_ids) and c.queue = queue_name for no key update skip locked)
+  update claims c set seen_at = clock_timestamp() where c.id = any(array(select h.id from held h));
   return query
-    update claims c set seen_at = clock_timestamp() where c.id = any(claim_ids) and c.queue = queue_name
-    returning c.id, c.settled::text;
+    select c.id, c.settled::text from claims c where c.id = any(claim_ids) and c.queue = queue_name;
 end $$;
 
 -- Claims without a sign of life, or held for too long, become active rows of pg-boss's table, which

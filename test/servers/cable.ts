@@ -1,5 +1,5 @@
 // The cable between a client and a server on 127.0.0.1, which can be pulled: connections break, new ones are refused,
-// until it is plugged in again. Or silenced: what is connected stays so, and hears nothing any more.
+// until it is plugged in again. Or silenced: what is connected stays so, and hears nothing until it is freed.
 
 import { once } from 'node:events'
 import { type AddressInfo, connect, createServer, type Server, type Socket } from 'node:net'
@@ -10,12 +10,14 @@ export type Cable = {
   pull(): void
   /** Present connections swallow what they are given, without an end or an error; new ones work. */
   silence(): void
+  /** They give out what they swallowed, and work again. */
+  free(): void
   plug(): Promise<void>
 }
 
 export async function openCable(serverUrl: string): Promise<Cable> {
   const { hostname, port } = new URL(serverUrl)
-  const sockets = new Set<Socket>()
+  const sockets = new Map<Socket, Socket>()
   let server: Server
 
   async function listen(at: number): Promise<number> {
@@ -25,7 +27,7 @@ export async function openCable(serverUrl: string): Promise<Cable> {
         [near, far],
         [far, near],
       ] as const) {
-        sockets.add(from)
+        sockets.set(from, to)
         from.on('error', () => to.destroy())
         from.on('close', () => {
           sockets.delete(from)
@@ -47,10 +49,13 @@ export async function openCable(serverUrl: string): Promise<Cable> {
     url: url.href,
     pull() {
       server.close()
-      for (const socket of sockets) socket.destroy()
+      for (const socket of sockets.keys()) socket.destroy()
     },
     silence() {
-      for (const socket of sockets) socket.unpipe().pause()
+      for (const socket of sockets.keys()) socket.unpipe().pause()
+    },
+    free() {
+      for (const [from, to] of sockets) from.pipe(to)
     },
     async plug() {
       if (!server.listening) await listen(near)

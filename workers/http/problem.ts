@@ -25,6 +25,7 @@ export const problems: Record<ErrorCode, { status: number; title: string }> = {
   SECTION_NOT_FOUND: { status: 404, title: 'Section not found' },
   RESERVATION_NOT_FOUND: { status: 404, title: 'Reservation not found' },
   COMMAND_NOT_FOUND: { status: 404, title: 'Command not found' },
+  COMMAND_CANCELLED: { status: 409, title: 'The command was cancelled' },
   SOLD_OUT: { status: 409, title: 'Sold out' },
   SEATS_UNAVAILABLE: { status: 409, title: 'Seats are not available' },
   NOT_HELD: { status: 409, title: 'The reservation is not held' },
@@ -86,6 +87,14 @@ export function toAppError(error: unknown): AppError {
   }
   return new AppError('INTERNAL', 'something went wrong here; it has been logged', {}, options)
 }
+
+/** What a command ends with whose job an operator cancelled. */
+export const cancelledCommand: StoredResponse = problem(
+  new AppError(
+    'COMMAND_CANCELLED',
+    'the command was cancelled before it was carried out: nothing of it was done',
+  ),
+)
 
 export function notFound(url: string): AppError {
   const path = url.split('?', 1)[0]!.slice(0, 200)

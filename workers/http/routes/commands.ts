@@ -16,7 +16,7 @@ export function addCommandRoutes(api: FastifyInstance, guard: Guard, { db }: { d
     config: {
       access: 'any',
       notFound: 'COMMAND_NOT_FOUND',
-      problems: ['COMMAND_NOT_FOUND'],
+      problems: ['COMMAND_NOT_FOUND', 'COMMAND_CANCELLED'],
     },
     schema: {
       tags: ['commands'],
