@@ -116,8 +116,8 @@ describe('the queues', () => {
   test('are counted the same by those who ask often, up to a bound', async () => {
     const own = await testDatabase()
     await sql`
-      insert into pgboss.job (name, state, start_after, blocked)
-      select name, state::pgboss.job_state, now() + due * interval '1 hour', blocked
+      insert into pgboss.job (name, data, state, start_after, blocked)
+      select name, '{}', state::pgboss.job_state, now() + due * interval '1 hour', blocked
       from unnest(array['email', 'email.dead', 'inbox', 'commands']) as name,
         unnest(array['created', 'retry', 'active', 'completed', 'failed']) as state,
         unnest(array[-2, -1, 1]) as due, unnest(array[false, true]) as blocked`.execute(own.db)

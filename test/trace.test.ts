@@ -15,6 +15,7 @@ import { createLog } from '../workers/log.ts'
 import { beginSpan, openTracing, withSpan } from '../workers/trace.ts'
 import { newKey, openApi } from './api.ts'
 import { type TestDatabase, testDatabase } from './database.ts'
+import { everyJob } from './jobRows.ts'
 import { type CollectedSpan, type Collector, openCollector } from './servers/otlp.ts'
 import { endWorkers, exited, startWorker, until, type WorkerProcess } from './worker.ts'
 
@@ -317,7 +318,7 @@ describe('the workers', () => {
     await jobs.close()
     await until(() => told(fleet.all[3], hopeless).some(({ code }) => code === 'SASO-INFRA-9100'))
     const { rows } = await sql<{ traceparent: string; job: string }>`
-      select traceparent, (select distinct data->>'traceparent' from pgboss.job
+      select traceparent, (select distinct data->>'traceparent' from ${everyJob}
         where name = 'email' and data->>'traceparent' like ${`%${traceId}%`}) as job
       from outbox where type = 'ticket.generated' and traceparent = ${traceparent}`.execute(
       database.db,

@@ -29,6 +29,9 @@ const duration = new Histogram({
   buckets: [0.005, 0.02, 0.1, 0.5, 2, 10, 60],
 })
 
+/** A job as a handler gets it, with this run's part of the trace that its payload belongs to. */
+export type Traced<T> = Job<T> & { span: Span }
+
 /** A queue in which nothing happened yet shows 0. */
 function countJobsOf(queue: string): void {
   done.inc({ queue }, 0)
@@ -40,11 +43,8 @@ export type JobPassOptions<T> = Runtime & {
   concurrency: number
   /** @throws when the payload is none of this queue's: such a job goes to the dead letter queue at once */
   decode(data: unknown): T
-  /**
-   * The signal aborts when the job must be dropped: the grace is over, its time is, or somebody cancelled it. The span is
-   * this run's part of the trace that the job's payload belongs to.
-   */
-  handle(job: Job<T>, signal: AbortSignal, span: Span): Promise<void>
+  /** The signal aborts when the job must be dropped: the grace is over, its time is, or somebody cancelled it. */
+  handle(job: Traced<T>, signal: AbortSignal): Promise<void>
 }
 
 export function jobPass<T>(options: JobPassOptions<T>): Pass {
@@ -74,7 +74,7 @@ export function jobPass<T>(options: JobPassOptions<T>): Pass {
     const span = beginProcess(job)
     try {
       const signal = takesSignal ? held.signal : worker.dying
-      await options.handle({ ...job, data: decodeJob(job, options.decode) }, signal, span)
+      await options.handle({ ...job, data: decodeJob(job, options.decode), span }, signal)
       span.end()
     } catch (error) {
       span.end(error instanceof Postpone ? undefined : { error })
@@ -96,26 +96,29 @@ export type BatchPassOptions<T> = Runtime & {
   /**
    * Does what the jobs ask for, all in `tx`, which completes them as well. When it throws, or one of them was cancelled
    * meanwhile, halves are tried, so that one bad job fails alone. What it gives back is called once that is committed.
-   * The spans are the jobs' own, as in jobPass.
    */
-  handle(tx: Tx, jobs: Job<T>[], spans: Span[]): Promise<() => void>
+  handle(tx: Tx, jobs: Traced<T>[]): Promise<() => void>
 }
 
 export function batchPass<T>(options: BatchPassOptions<T>): Pass {
   const { jobs, queue, db, batchMax, worker } = options
   countJobsOf(queue)
 
-  async function runAll(batch: Held[], spans: Span[]): Promise<void> {
+  async function runAll(batch: Begun[]): Promise<void> {
     if (batch.length === 0) return
-    const ours = batch.map(({ job }) => job)
+    const ours = batch.map(({ held }) => held.job)
     try {
-      const decoded = ours.map((job) => ({ ...job, data: decodeJob(job, options.decode) }))
+      const decoded = batch.map(({ held: { job }, span }) => ({
+        ...job,
+        data: decodeJob(job, options.decode),
+        span,
+      }))
       // READ COMMITTED: rows of the job table are claimed, and so ours alone; what is written has keys of its own.
       const isolation = 'read committed'
       const committed = await transaction(
         db,
         async (tx) => {
-          const tell = await options.handle(tx, decoded, spans)
+          const tell = await options.handle(tx, decoded)
           const completed = await jobs.complete(tx, queue, ours)
           if (completed < ours.length) throw new Error('it was taken from this worker')
           return tell
@@ -124,28 +127,29 @@ export function batchPass<T>(options: BatchPassOptions<T>): Pass {
       )
       committed()
       done.inc({ queue }, batch.length)
-      for (const span of spans) span.end()
+      for (const { span } of batch) span.end()
     } catch (error) {
       if (isConnectionLost(error) || error instanceof CommitUnknown) throw error
       if (batch.length === 1) {
-        spans[0]?.end({ error })
-        return await settleFailure(options, batch[0] as Held, error)
+        const [{ held, span }] = batch as [Begun]
+        span.end({ error })
+        return await settleFailure(options, held, error)
       }
       const half = batch.length >> 1
-      await runAll(batch.slice(0, half), spans.slice(0, half))
-      await runAll(batch.slice(half), spans.slice(half))
+      await runAll(batch.slice(0, half))
+      await runAll(batch.slice(half))
     }
   }
 
-  async function run(held: Held[], settle: Settle): Promise<void> {
-    const batch = held.map(({ job }) => job)
-    const spans = batch.map(beginProcess)
+  async function run(all: Held[], settle: Settle): Promise<void> {
+    const batch = all.map(({ job }) => job)
+    const begun = all.map((held) => ({ held, span: beginProcess(held.job) }))
     const end = duration.startTimer({ queue })
     try {
-      await runAll(held, spans)
+      await runAll(begun)
       settle(batch)
     } catch (error) {
-      for (const span of spans) span.end({ error })
+      for (const { span } of begun) span.end({ error })
       // Those that are settled stay settled. What cannot be given back is found by `recover`.
       await untilSaid(worker.dying, () => jobs.release(queue, batch)).catch(() => {})
       throw error
@@ -156,6 +160,8 @@ export function batchPass<T>(options: BatchPassOptions<T>): Pass {
 
   return createPipeline({ ...options, lanes: 1, takeMax: batchMax, run })
 }
+
+type Begun = { held: Held; span: Span }
 
 const beginProcess = ({ id, queue, attempt, data }: Job): Span =>
   beginSpan(`process ${queue}`, {

@@ -2,12 +2,12 @@
 // many a second as the bucket shared by all instances lets through. A job may be sent a second time when its worker died
 // between the provider's yes and its own note of it; both carry the same Message-Id.
 
-import type { Job, Jobs } from '../../db/jobs.ts'
+import type { Jobs } from '../../db/jobs.ts'
 import type { Rate } from '../../db/rates.ts'
 import type { Db } from '../../db/schema.ts'
 import { decodeEmailJob, type EmailJob, type EmailTemplate } from '../../domain/emails.ts'
 import { traceIdOf } from '../../domain/traces.ts'
-import { jobPass, RetryAfter, Unrecoverable } from '../jobs.ts'
+import { jobPass, RetryAfter, type Traced, Unrecoverable } from '../jobs.ts'
 import type { Pass } from '../loop.ts'
 import { type Span, withSpan } from '../trace.ts'
 import type { Worker } from '../worker.ts'
@@ -35,7 +35,8 @@ export function emailPass(options: EmailOptions): Pass {
   // Made with the first mail: a worker that waits does without it.
   let renderer: ReturnType<typeof createRenderer> | undefined
 
-  async function handle(job: Job<EmailJob>, signal: AbortSignal, span: Span): Promise<void> {
+  async function handle(job: Traced<EmailJob>, signal: AbortSignal): Promise<void> {
+    const { span } = job
     const { job_id: id, template, recipient: to, created_at, request_id } = job.data
     renderer ??= createRenderer()
     const { subject, html, text } = (await renderer)(job.data)

@@ -74,8 +74,10 @@ export function commandPass(parts: { db: Db; jobs: Jobs; commands: Commands; wor
     batchMax,
     concurrency: worker.concurrency(concurrency),
     decode: decodeCommandJob,
-    handle: (job, _signal, { traceparent }) =>
-      handle({ ...job, data: { ...job.data, ...(traceparent && { traceparent }) } }),
+    handle: (job) => {
+      const { traceparent } = job.span
+      return handle({ ...job, data: { ...job.data, ...(traceparent && { traceparent }) } })
+    },
   })
 }
 

@@ -3,14 +3,13 @@
 // hand at once may be of one aggregate: its mails have no order among them.
 
 import { processOnce, pruneInbox } from '../../db/inbox.ts'
-import type { Job, Jobs, NewJob } from '../../db/jobs.ts'
+import type { Jobs, NewJob } from '../../db/jobs.ts'
 import type { Db, Tx } from '../../db/schema.ts'
 import { readRecipients } from '../../db/users.ts'
 import type { CloudEvent } from '../../domain/events.ts'
 import type { QueueName } from '../../domain/queues.ts'
-import { batchPass } from '../jobs.ts'
+import { batchPass, type Traced } from '../jobs.ts'
 import type { Pass } from '../loop.ts'
-import type { Span } from '../trace.ts'
 import type { Worker } from '../worker.ts'
 import { decodeEvent, type Outcome, toJobs, usersOf } from './events.ts'
 
@@ -28,9 +27,8 @@ export type InboxOptions = {
 export function inboxPass(options: InboxOptions): Pass {
   const { db, jobs, batchMax, worker, onProcessed } = options
 
-  async function handle(tx: Tx, batch: Job<CloudEvent>[], spans: Span[]): Promise<() => void> {
-    const events = batch.map(({ data }, i): CloudEvent => {
-      const traceparent = spans[i]?.traceparent
+  async function handle(tx: Tx, batch: Traced<CloudEvent>[]): Promise<() => void> {
+    const events = batch.map(({ data, span: { traceparent } }): CloudEvent => {
       return traceparent === undefined ? data : { ...data, traceparent }
     })
     const fresh = await processOnce(tx, consumer, events)
