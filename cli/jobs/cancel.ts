@@ -4,9 +4,9 @@
 import { cancelJob, idRange } from '../../db/operate.ts'
 import { cancelledCommand } from '../../workers/http/problem.ts'
 import { withDatabase } from '../database.ts'
-import { type Command, callOf, Exit } from '../program.ts'
+import { type Command, callOf, Exit, once } from '../program.ts'
 import { moment } from '../table.ts'
-import { checkIds, jsonOption, once, queueNamed, queueOption } from './options.ts'
+import { checkIds, jsonOption, queueNamed, queueOption } from './options.ts'
 import { findOne } from './show.ts'
 
 type Arguments = { id: string; queue?: string; json: boolean }

@@ -6,8 +6,8 @@ import { readPaused } from '../../db/pauses.ts'
 import { type Chosen, countFailed, findFailed, type Moved } from '../../db/redrive.ts'
 import type { Db } from '../../db/schema.ts'
 import { type QueueName, queues } from '../../domain/queues.ts'
-import { type Context, Exit } from '../program.ts'
-import { checkIds, once, queueNamed } from './options.ts'
+import { type Context, Exit, once } from '../program.ts'
+import { checkIds, queueNamed } from './options.ts'
 
 /** Rows a transaction: its locks are short, and progress is seen. */
 export const batchMax = 500

@@ -7,14 +7,13 @@ import { countFailed, readFailedCounts } from '../../db/redrive.ts'
 import type { Db } from '../../db/schema.ts'
 import { type QueueName, queues } from '../../domain/queues.ts'
 import { withDatabase } from '../database.ts'
-import { type Command, type Context, callOf, Exit } from '../program.ts'
+import { type Command, type Context, callOf, Exit, once } from '../program.ts'
 import { age, moment, table } from '../table.ts'
 import {
   checkIds,
   jsonOption,
   maxMax,
   maxOption,
-  once,
   queueNamed,
   queueOption,
   wholeNumber,

@@ -2,17 +2,9 @@
 
 import { type JobRow, type JobState, jobStates, listJobs } from '../../db/operate.ts'
 import { withDatabase } from '../database.ts'
-import { type Command, type Context, Exit } from '../program.ts'
+import { type Command, type Context, Exit, once } from '../program.ts'
 import { moment, table } from '../table.ts'
-import {
-  jsonOption,
-  maxMax,
-  maxOption,
-  once,
-  queueList,
-  queueNamed,
-  wholeNumber,
-} from './options.ts'
+import { jsonOption, maxMax, maxOption, queueList, queueNamed, wholeNumber } from './options.ts'
 
 type Arguments = { queue: string; state?: string; max: string; json: boolean }
 

@@ -5,8 +5,8 @@ import { readFileSync } from 'node:fs'
 import { v7 as uuidv7 } from 'uuid'
 import { openJobs } from '../../db/jobs.ts'
 import { withDatabase } from '../database.ts'
-import { type Command, type Context, Exit } from '../program.ts'
-import { jsonOption, once, queueList, queueNamed, wholeNumber } from './options.ts'
+import { type Command, type Context, Exit, once } from '../program.ts'
+import { jsonOption, queueList, queueNamed, wholeNumber } from './options.ts'
 import { checkPayload } from './payloads.ts'
 
 type Arguments = { queue: string; payload: string; delay: string; priority: string; json: boolean }

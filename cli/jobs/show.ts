@@ -6,9 +6,9 @@ import { findJobs, idRange, type JobDetail, readAuditsOf } from '../../db/operat
 import type { Db } from '../../db/schema.ts'
 import { mask } from '../../domain/redact.ts'
 import { withDatabase } from '../database.ts'
-import { type Command, callOf, Exit } from '../program.ts'
+import { type Command, callOf, Exit, once } from '../program.ts'
 import { moment, printable } from '../table.ts'
-import { checkIds, jsonOption, once, queueNamed, queueOption } from './options.ts'
+import { checkIds, jsonOption, queueNamed, queueOption } from './options.ts'
 import { tellAttempts, tellAudit, tellFields } from './tell.ts'
 
 type Arguments = { id: string; queue?: string; json: boolean }

@@ -5,8 +5,8 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { readWorkers, requestStop } from '../../db/registry.ts'
 import type { Db } from '../../db/schema.ts'
 import { withDatabase } from '../database.ts'
-import { type Command, type Context, Exit } from '../program.ts'
-import { jsonOption, once, wholeNumber } from './options.ts'
+import { type Command, type Context, Exit, once } from '../program.ts'
+import { jsonOption, wholeNumber } from './options.ts'
 
 type Arguments = { wait: boolean; timeout: string; json: boolean }
 
