@@ -75,7 +75,10 @@ export function known<T extends { name: string }>(
 }
 
 /** An option that was given twice is a list to yargs. @throws Exit 2 */
-export function once(option: string, given: string | string[] | undefined): string | undefined {
+export function givenOnce(
+  option: string,
+  given: string | string[] | undefined,
+): string | undefined {
   if (!Array.isArray(given)) return given
   throw new Exit('usage', `--${option} was given ${given.length} times: give it once`)
 }

@@ -4,7 +4,7 @@ import type { Argv } from 'yargs'
 import type { Environment } from '../workers/config.ts'
 import { parseLimits, UsageError } from '../workers/limits.ts'
 import { runningDatabase } from './database.ts'
-import { type Command, dataDirOf, Exit, known, once } from './program.ts'
+import { type Command, dataDirOf, Exit, givenOnce, known } from './program.ts'
 import { startOf, workers } from './workers.ts'
 
 /** The worker reads them; here they are checked and described. Text: yargs makes NaN of what is no number. */
@@ -36,7 +36,7 @@ export const run: Command<{ worker?: string }> = (context) => ({
     const given = Object.keys(limits).flatMap((name) => {
       const value = (args as Record<string, string | string[] | boolean | undefined>)[name]
       if (typeof value === 'boolean') return value ? [`--${name}`] : []
-      const text = once(name, value)
+      const text = givenOnce(name, value)
       return text === undefined ? [] : [`--${name}=${text}`]
     })
     checkLimits(given)

@@ -149,6 +149,7 @@ test('fleet run refuses limits that are none, as they were typed', async () => {
 test('the other commands of fleet refuse what they do not know', async () => {
   await refused('fleet', 'up --only=nope', /no worker "nope"; known: http, /)
   await refused('fleet', 'up --only', /--only needs a value/)
+  await refused('fleet', 'up --only email --only http', /--only was given 2 times: give it once/)
   for (const name of ['up', 'migrate', 'check', 'demo']) {
     const hint = `\nfleet ${name} --help tells how it is used`
     await refused('fleet', `${name} more`, new RegExp(`more${hint}`))
