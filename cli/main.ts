@@ -134,12 +134,27 @@ async function parse(program: Program, context: Context): Promise<void> {
       // Some of yargs's own findings come as an error.
       if (error && error.name !== 'YError') throw error
       const fault = (message || error?.message) ?? ''
-      const told = /^Not enough non-option/.test(fault) ? 'an argument is missing' : fault
+      const told = fault
+        .replace(/^Not enough non-option.*/s, 'an argument is missing')
+        .replace(/^Not enough arguments following: (.*)/, '--$1 needs a value')
       throw new Exit('usage', `${told}\n${rightUsage(commands, context)}`)
     })
+  parser.middleware((_: object, yargs?: unknown) => checkSwitches(argv, yargs), true)
   for (const command of commands) command.addTo(parser)
   if (program === 'jobs') parser.epilogue(jobsEpilogue)
   await parser.parseAsync()
+}
+
+/** Any value but true is false to yargs. @throws Exit 2 */
+function checkSwitches(argv: readonly string[], yargs: unknown): void {
+  // Not in the types of yargs.
+  const { boolean } = (yargs as { getOptions(): { boolean: string[] } }).getOptions()
+  for (const word of argv) {
+    const [, name = '', value] = /^--(?:no-)?([\w-]+)=(.*)$/s.exec(word) ?? []
+    if (value === undefined || !boolean.includes(name) || /^(true|false)$/.test(value)) continue
+    const right = `--${name} is a switch: it takes no value (it is ${JSON.stringify(value)})`
+    throw new Exit('usage', right)
+  }
 }
 
 type Done = (found: string[]) => void

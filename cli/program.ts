@@ -74,6 +74,15 @@ export function known<T extends { name: string }>(
   throw new Exit('usage', `${fault} known: ${names}`)
 }
 
+/** An option that was given twice is a list to yargs. @throws Exit 2 */
+export function givenOnce(
+  option: string,
+  given: string | string[] | undefined,
+): string | undefined {
+  if (!Array.isArray(given)) return given
+  throw new Exit('usage', `--${option} was given ${given.length} times: give it once`)
+}
+
 /** How a person calls a command of ours the way this one was called: `npx fleet jobs show`. */
 export const callOf = ({ program, env }: Context, words: string): string =>
   `${env.npm_command === 'exec' ? 'npx ' : ''}${program} ${words}`

@@ -2,19 +2,20 @@
 
 import type { Argv } from 'yargs'
 import type { Environment } from '../workers/config.ts'
+import { parseLimits, UsageError } from '../workers/limits.ts'
 import { runningDatabase } from './database.ts'
-import { type Command, dataDirOf, known } from './program.ts'
+import { type Command, dataDirOf, Exit, givenOnce, known } from './program.ts'
 import { startOf, workers } from './workers.ts'
 
-/** The worker reads them; here they are checked and described. */
+/** The worker reads them; here they are checked and described. Text: yargs makes NaN of what is no number. */
 const limits = {
-  limit: { type: 'number', describe: 'stop after so many messages' },
-  'time-limit': { type: 'number', describe: 'stop after so many seconds' },
+  limit: { type: 'string', describe: 'stop after so many messages' },
+  'time-limit': { type: 'string', describe: 'stop after so many seconds' },
   'memory-limit': { type: 'string', describe: 'stop when more is resident: 128M, 1G' },
-  'failure-limit': { type: 'number', describe: 'stop after so many failures' },
+  'failure-limit': { type: 'string', describe: 'stop after so many failures' },
   once: { type: 'boolean', describe: 'stop when there is nothing to do' },
-  concurrency: { type: 'number', describe: 'how many at once' },
-  grace: { type: 'number', describe: 'how long to finish what is in hand when told to stop, s' },
+  concurrency: { type: 'string', describe: 'how many at once' },
+  grace: { type: 'string', describe: 'how long to finish what is in hand when told to stop, s' },
 } as const
 
 export const run: Command<{ worker?: string }> = (context) => ({
@@ -33,13 +34,24 @@ export const run: Command<{ worker?: string }> = (context) => ({
   handler: async (args) => {
     const worker = known('worker', args.worker, workers)
     const given = Object.keys(limits).flatMap((name) => {
-      const value = (args as Record<string, unknown>)[name]
-      if (value === undefined || value === false) return []
-      return value === true ? [`--${name}`] : [`--${name}=${value}`]
+      const value = (args as Record<string, string | string[] | boolean | undefined>)[name]
+      if (typeof value === 'boolean') return value ? [`--${name}`] : []
+      const text = givenOnce(name, value)
+      return text === undefined ? [] : [`--${name}=${text}`]
     })
+    checkLimits(given)
     const env: Environment = { ...context.env, FLEET_DATA_DIR: dataDirOf(context.env) }
     if (!env.DATABASE_URL_FILE) env.DATABASE_URL = await runningDatabase(env)
     const start = startOf(worker, env, String(env.FLEET_DATA_DIR))
     context.become([...start.args, ...given], start.env)
   },
 })
+
+/** @throws Exit 2 */
+function checkLimits(given: readonly string[]): void {
+  try {
+    parseLimits(given)
+  } catch (error) {
+    throw error instanceof UsageError ? new Exit('usage', error.message) : error
+  }
+}

@@ -13,7 +13,7 @@ import { givenDatabase, withoutPassword } from './database.ts'
 import { prefixer } from './lines.ts'
 import { checkApiPort, metricsPorts } from './ports.ts'
 import { type KeptPostgres, keepPostgres } from './postgres.ts'
-import { type Command, type Context, dataDirOf, Exit, known } from './program.ts'
+import { type Command, type Context, dataDirOf, Exit, givenOnce, known } from './program.ts'
 import { createSupervisor } from './supervisor.ts'
 import { tryItLines } from './tryIt.ts'
 import { allFaults, startOf, type Worker, workers } from './workers.ts'
@@ -27,7 +27,7 @@ export const up: Command<{ only?: string }> = (context) => ({
       requiresArg: true,
       describe: `comma list of the workers to start (${workers.map(({ name }) => name).join(',')})`,
     }),
-  handler: ({ only }) => runFleet(context, chooseWorkers(only)),
+  handler: ({ only }) => runFleet(context, chooseWorkers(givenOnce('only', only))),
 })
 
 function chooseWorkers(only: string | undefined): readonly Worker[] {

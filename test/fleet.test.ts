@@ -267,7 +267,7 @@ for (const { words, says } of [
   { words: 'fleet up --olny http', says: /olny\nfleet up --help/ },
   { words: 'fleet run', says: /which worker\? known: http, outbox/ },
   { words: 'fleet run nope', says: /no worker "nope"; known: http, outbox/ },
-  { words: 'fleet run email --limit', says: /limit\nfleet run --help/ },
+  { words: 'fleet run email --limit', says: /--limit needs a value\nfleet run --help/ },
   { words: 'fleet bench nope', says: /no bench "nope"; known: / },
   { words: 'jobs nope', says: /nope\nknown commands: stats/ },
   { words: 'jobs stats nope', says: /no queue "nope"; known: commands, inbox, email/ },

@@ -4,9 +4,9 @@
 import { cancelJob, idRange } from '../../db/operate.ts'
 import { cancelledCommand } from '../../workers/http/problem.ts'
 import { withDatabase } from '../database.ts'
-import { type Command, callOf, Exit } from '../program.ts'
+import { type Command, callOf, Exit, givenOnce } from '../program.ts'
 import { moment } from '../table.ts'
-import { checkIds, jsonOption, once, queueNamed, queueOption } from './options.ts'
+import { checkIds, jsonOption, queueNamed, queueOption } from './options.ts'
 import { findOne } from './show.ts'
 
 type Arguments = { id: string; queue?: string; json: boolean }
@@ -21,7 +21,8 @@ export const cancel: Command<Arguments> = (context) => ({
       .option('json', jsonOption),
   handler: async ({ id, json, ...given }) => {
     checkIds([id], (text) => idRange(text) !== undefined)
-    const queue = given.queue === undefined ? undefined : queueNamed(once('queue', given.queue))
+    const queue =
+      given.queue === undefined ? undefined : queueNamed(givenOnce('queue', given.queue))
     await withDatabase(context.env, async ({ db }) => {
       const job = await findOne(db, id, queue)
       if (job === undefined) throw new Exit('nothing', `there is no job ${id}`)

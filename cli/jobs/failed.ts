@@ -6,8 +6,8 @@ import { readPaused } from '../../db/pauses.ts'
 import { type Chosen, countFailed, findFailed, type Moved } from '../../db/redrive.ts'
 import type { Db } from '../../db/schema.ts'
 import { type QueueName, queues } from '../../domain/queues.ts'
-import { type Context, Exit } from '../program.ts'
-import { checkIds, once, queueNamed } from './options.ts'
+import { type Context, Exit, givenOnce } from '../program.ts'
+import { checkIds, queueNamed } from './options.ts'
 
 /** Rows a transaction: its locks are short, and progress is seen. */
 export const batchMax = 500
@@ -23,7 +23,7 @@ export function checkGiven(given: Given): Asked {
   if (ids.length > 0 && given.all) {
     throw new Exit('usage', 'ids and --all do not go together: leave one out')
   }
-  const queue = given.queue === undefined ? undefined : queueNamed(once('queue', given.queue))
+  const queue = given.queue === undefined ? undefined : queueNamed(givenOnce('queue', given.queue))
   return { ids, queue, names: queue ? [queue] : queues.map(({ name }) => name) }
 }
 

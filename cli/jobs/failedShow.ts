@@ -7,14 +7,13 @@ import { countFailed, readFailedCounts } from '../../db/redrive.ts'
 import type { Db } from '../../db/schema.ts'
 import { type QueueName, queues } from '../../domain/queues.ts'
 import { withDatabase } from '../database.ts'
-import { type Command, type Context, callOf, Exit } from '../program.ts'
+import { type Command, type Context, callOf, Exit, givenOnce } from '../program.ts'
 import { age, moment, table } from '../table.ts'
 import {
   checkIds,
   jsonOption,
   maxMax,
   maxOption,
-  once,
   queueNamed,
   queueOption,
   wholeNumber,
@@ -39,8 +38,9 @@ export const failedShow: Command<Arguments> = (context) => ({
       })
       .option('json', jsonOption),
   handler: async ({ id, stats, json, ...given }) => {
-    const queue = given.queue === undefined ? undefined : queueNamed(once('queue', given.queue))
-    const max = wholeNumber('max', once('max', given.max) ?? '', 1, maxMax)
+    const queue =
+      given.queue === undefined ? undefined : queueNamed(givenOnce('queue', given.queue))
+    const max = wholeNumber('max', givenOnce('max', given.max) ?? '', 1, maxMax)
     if (id !== undefined && stats) {
       throw new Exit('usage', 'an id and --stats do not go together: leave one out')
     }

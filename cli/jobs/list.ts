@@ -2,17 +2,9 @@
 
 import { type JobRow, type JobState, jobStates, listJobs } from '../../db/operate.ts'
 import { withDatabase } from '../database.ts'
-import { type Command, type Context, Exit } from '../program.ts'
+import { type Command, type Context, Exit, givenOnce } from '../program.ts'
 import { moment, table } from '../table.ts'
-import {
-  jsonOption,
-  maxMax,
-  maxOption,
-  once,
-  queueList,
-  queueNamed,
-  wholeNumber,
-} from './options.ts'
+import { jsonOption, maxMax, maxOption, queueList, queueNamed, wholeNumber } from './options.ts'
 
 type Arguments = { queue: string; state?: string; max: string; json: boolean }
 
@@ -31,8 +23,8 @@ export const list: Command<Arguments> = (context) => ({
       .option('json', jsonOption),
   handler: async ({ queue: name, json, ...given }) => {
     const queue = queueNamed(name)
-    const state = stateNamed(once('state', given.state))
-    const max = wholeNumber('max', once('max', given.max) ?? '', 1, maxMax)
+    const state = stateNamed(givenOnce('state', given.state))
+    const max = wholeNumber('max', givenOnce('max', given.max) ?? '', 1, maxMax)
     const rows = await withDatabase(context.env, ({ db }) => listJobs(db, queue, state, max))
     if (json) context.say(JSON.stringify(rows, null, 2))
     else if (rows.length > 0) tell(context, rows)

@@ -42,12 +42,6 @@ export function wholeNumber(option: string, given: string, least: number, most: 
 /** Above that a list is no list for people any more, nor one document for a program. */
 export const maxMax = 10_000
 
-/** An option that was given twice is a list to yargs. @throws Exit 2 */
-export function once(option: string, given: string | string[] | undefined): string | undefined {
-  if (!Array.isArray(given)) return given
-  throw new Exit('usage', `--${option} was given ${given.length} times: give it once`)
-}
-
 /** @throws Exit 2 when one is no id, nor the beginning of one */
 export function checkIds(ids: readonly string[], isId: (text: string) => boolean): void {
   const wrong = ids.filter((id) => !isId(id))

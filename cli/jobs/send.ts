@@ -5,8 +5,8 @@ import { readFileSync } from 'node:fs'
 import { v7 as uuidv7 } from 'uuid'
 import { openJobs } from '../../db/jobs.ts'
 import { withDatabase } from '../database.ts'
-import { type Command, type Context, Exit } from '../program.ts'
-import { jsonOption, once, queueList, queueNamed, wholeNumber } from './options.ts'
+import { type Command, type Context, Exit, givenOnce } from '../program.ts'
+import { jsonOption, queueList, queueNamed, wholeNumber } from './options.ts'
 import { checkPayload } from './payloads.ts'
 
 type Arguments = { queue: string; payload: string; delay: string; priority: string; json: boolean }
@@ -40,8 +40,13 @@ export const send: Command<Arguments> = (context) => ({
       .option('json', jsonOption),
   handler: async ({ queue: name, payload, json, ...given }) => {
     const queue = queueNamed(name)
-    const delay = wholeNumber('delay', once('delay', given.delay) ?? '', 0, delayMax)
-    const priority = wholeNumber('priority', once('priority', given.priority) ?? '', 0, priorityMax)
+    const delay = wholeNumber('delay', givenOnce('delay', given.delay) ?? '', 0, delayMax)
+    const priority = wholeNumber(
+      'priority',
+      givenOnce('priority', given.priority) ?? '',
+      0,
+      priorityMax,
+    )
     // To yargs a lone - is an empty argument.
     const source = payload === '' && context.argv.includes('-') ? '-' : payload
     const data = parse(await read(context, source), source)

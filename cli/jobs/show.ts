@@ -6,9 +6,9 @@ import { findJobs, idRange, type JobDetail, readAuditsOf } from '../../db/operat
 import type { Db } from '../../db/schema.ts'
 import { mask } from '../../domain/redact.ts'
 import { withDatabase } from '../database.ts'
-import { type Command, callOf, Exit } from '../program.ts'
+import { type Command, callOf, Exit, givenOnce } from '../program.ts'
 import { moment, printable } from '../table.ts'
-import { checkIds, jsonOption, once, queueNamed, queueOption } from './options.ts'
+import { checkIds, jsonOption, queueNamed, queueOption } from './options.ts'
 import { tellAttempts, tellAudit, tellFields } from './tell.ts'
 
 type Arguments = { id: string; queue?: string; json: boolean }
@@ -27,7 +27,8 @@ export const show: Command<Arguments> = (context) => ({
       .option('json', jsonOption),
   handler: async ({ id, json, ...given }) => {
     checkIds([id], (text) => idRange(text) !== undefined)
-    const queue = given.queue === undefined ? undefined : queueNamed(once('queue', given.queue))
+    const queue =
+      given.queue === undefined ? undefined : queueNamed(givenOnce('queue', given.queue))
     await withDatabase(context.env, async ({ db }) => {
       const job = await findOne(db, id, queue)
       const attempts = job ? ((await readAttempts(db, [job.id])).get(job.id) ?? []) : []

@@ -5,8 +5,8 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { readWorkers, requestStop } from '../../db/registry.ts'
 import type { Db } from '../../db/schema.ts'
 import { withDatabase } from '../database.ts'
-import { type Command, type Context, Exit } from '../program.ts'
-import { jsonOption, once, wholeNumber } from './options.ts'
+import { type Command, type Context, Exit, givenOnce } from '../program.ts'
+import { jsonOption, wholeNumber } from './options.ts'
 
 type Arguments = { wait: boolean; timeout: string; json: boolean }
 
@@ -26,7 +26,7 @@ export const stopWorkers: Command<Arguments> = (context) => ({
       })
       .option('json', jsonOption),
   handler: async ({ wait, json, ...given }) => {
-    const timeout = wholeNumber('timeout', once('timeout', given.timeout) ?? '', 1, 86_400)
+    const timeout = wholeNumber('timeout', givenOnce('timeout', given.timeout) ?? '', 1, 86_400)
     await withDatabase(context.env, async ({ db }) => {
       const askedAt = await requestStop(db)
       const asked = await stillThere(db, askedAt)

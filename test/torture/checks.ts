@@ -150,6 +150,13 @@ export const checks: readonly { name: string; query: string }[] = [
       group by o.id having count(*) <> 2 or count(distinct j.data ->> 'template') <> 2`,
   },
   {
+    name: 'every job ran as often as its failures and the deaths of its workers explain',
+    query: `select j.name || ' ' || j.id || ': ' || j.retry_count + 1 || ' attempts' as row
+      from pgboss.job j left join job_errors e on e.job_id = j.id and e.queue = j.name
+      where j.name in ('commands', 'email')
+      group by j.name, j.id, j.retry_count having count(e.attempt) <> j.retry_count`,
+  },
+  {
     name: 'every queue is empty, every dead letter queue too',
     query: `select name || ' ' || state || ' ' || id as row from pgboss.job
       union all select queue || ' in hand ' || id from claims`,
