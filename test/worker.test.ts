@@ -21,7 +21,7 @@ import {
 } from '../workers/jobs.ts'
 import { createBudget, describeLimits, parseLimits, UsageError } from '../workers/limits.ts'
 import { createLog } from '../workers/log.ts'
-import { backoffDelayMs, createLoopState, type Loop, runLoop } from '../workers/loop.ts'
+import { backoffDelayMs, createLoopState, type Loop, type Pass, runLoop } from '../workers/loop.ts'
 import { type TestDatabase, testDatabase } from './database.ts'
 import { emptyJobs, everyJob, loseLife } from './jobRows.ts'
 import { openCable } from './servers/cable.ts'
@@ -222,6 +222,16 @@ describe('a pass over jobs', () => {
       select (extract(epoch from clock_timestamp()) * 1000)::float8 as ms`.execute(fresh.db)
     return rows[0]!.ms
   }
+  /** On a slow machine a pass may come back before it has settled all that it has in hand. */
+  const handledBy = async (pass: Pass, count: number) => {
+    let handled = 0
+    while (handled < count) {
+      const outcome = await pass(stopping.signal, all)
+      assert.notEqual(outcome, 0, `${handled} of ${count} jobs were handled`)
+      if (typeof outcome === 'number') handled += outcome
+    }
+    assert.equal(handled, count)
+  }
   const numbers = (count: number) => Array.from({ length: count }, (_, n) => ({ n }))
 
   test('completes what its handler did, so many at once and no more', async () => {
@@ -238,7 +248,7 @@ describe('a pass over jobs', () => {
         running--
       },
     })
-    assert.equal(await pass(stopping.signal, all), 20)
+    await handledBy(pass, 20)
     assert.equal(await pass(stopping.signal, all), 0)
     assert.equal(most, 4)
     assert.deepEqual(new Set((await rows()).map((row) => row.state)), new Set(['completed']))
@@ -261,7 +271,7 @@ describe('a pass over jobs', () => {
     const found = await sql`update pgboss.job set data = '{"n": null}' where data->>'n' = 'five'`
     await found.execute(fresh.db)
     const began = await databaseMs()
-    assert.equal(await pass(stopping.signal, all), 6)
+    await handledBy(pass, 6)
     const ended = await databaseMs()
     const settled = await rows()
     assert.deepEqual(
@@ -299,7 +309,7 @@ describe('a pass over jobs', () => {
         if (n === 2) stopping.abort()
       },
     })
-    assert.equal(await pass(stopping.signal, all), 3)
+    await handledBy(pass, 3)
     assert.deepEqual(
       (await rows()).map(({ state, attempts }) => [state, attempts]),
       [...Array(3).fill(['completed', 0]), ...Array(7).fill(['created', 0])],
@@ -413,7 +423,7 @@ describe('a pass over jobs', () => {
         return () => {}
       },
     })
-    assert.equal(await pass(stopping.signal, all), 4)
+    await handledBy(pass, 4)
     const { rows: written } = await sql<{ n: number }>`
       select n from written order by n`.execute(fresh.db)
     assert.deepEqual(
@@ -525,7 +535,7 @@ describe('a pass over jobs', () => {
         return () => committed.push(...batch.map((job) => job.data))
       },
     })
-    assert.equal(await pass(stopping.signal, all), 8)
+    await handledBy(pass, 8)
     const effects = await sql<{ n: number }>`select n from effects order by n`.execute(fresh.db)
     assert.deepEqual(
       effects.rows.map((row) => row.n),
@@ -544,7 +554,7 @@ describe('a pass over jobs', () => {
     const { pass } = recoverLoop({ jobs, queue: 'commands', worker: worker() })
     assert.equal(await pass(stopping.signal, all), 0)
     await loseLife(fresh.db)
-    assert.equal(await pass(stopping.signal, all), 2)
+    await handledBy(pass, 2)
     const heir = jobPass({
       ...shared(),
       batchMax: 9,
@@ -648,7 +658,7 @@ describe('a pass over jobs', () => {
       decode: number,
       async handle() {},
     })
-    assert.equal(await pass(stopping.signal, all), 4)
+    await handledBy(pass, 4)
     const outcome = (await pass(stopping.signal, all)) as { waitMs: number }
     assert.ok(outcome.waitMs > 900_000, JSON.stringify(outcome))
     assert.equal((await rows()).filter(({ state }) => state === 'created').length, 5)
