@@ -73,6 +73,9 @@ function checkSettings(chosen: readonly Worker[], env: Environment): void {
   if (faults.length > 0) throw new Exit('config', `bad configuration:\n  ${faults.join('\n  ')}`)
 }
 
+/** A process of Node's may hang as it ends (seen once: V8's threads wait for each other): nobody waits for that. */
+const compileMaxMs = 30_000
+
 /** The first time, while Postgres starts: each worker only loads its code, refuses its command line and leaves the cache. */
 async function compileOnce(
   chosen: readonly Worker[],
@@ -85,6 +88,8 @@ async function compileOnce(
     const child = spawn(process.execPath, [...start.args, '--limit=0'], {
       env: start.env,
       stdio: 'ignore',
+      timeout: compileMaxMs,
+      killSignal: 'SIGKILL',
     })
     await once(child, 'exit')
   })
