@@ -125,8 +125,8 @@ function toStats(
 const rateSeconds = 60
 
 /**
- * Jobs settled a second over the last minute, by queue: counted where finished ones are kept, by finished_jobs_at (queue,
- * finished_at); else what the workers that are alive say.
+ * Jobs settled a second over the last minute, by queue: counted where finished ones are kept, by finished_jobs_at
+ * (finished_at); else what the workers that are alive say.
  */
 export async function readQueueRates(db: Db): Promise<Map<string, number>> {
   const kept = queues.filter(({ keepFinished }) => keepFinished).map(({ name }) => name)

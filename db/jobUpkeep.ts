@@ -15,18 +15,14 @@ export async function tidyJobs(db: Db): Promise<number> {
   return (await pruneFinished(db)) + (await pruneJobs(db)) + (await pruneAttempts(db))
 }
 
-/** By finished_jobs_at (queue, finished_at). */
+/** By finished_jobs_at (finished_at). */
 async function pruneFinished(db: Db): Promise<number> {
-  let gone = 0
-  for (const { name } of queues) {
-    const result = await sql`
-      delete from finished_jobs where ctid = any(array(
-        select ctid from finished_jobs
-        where queue = ${name} and finished_at < now() - ${finishedSeconds} * interval '1 second'
-        order by finished_at limit ${batchMax}))`.execute(db)
-    gone += Number(result.numAffectedRows ?? 0)
-  }
-  return gone
+  const result = await sql`
+    delete from finished_jobs where ctid = any(array(
+      select ctid from finished_jobs
+      where finished_at < now() - ${finishedSeconds} * interval '1 second'
+      order by finished_at limit ${batchMax}))`.execute(db)
+  return Number(result.numAffectedRows ?? 0)
 }
 
 /** What was cancelled or failed, and jobs that ran alone. By job_i16 (name, completed_on). */

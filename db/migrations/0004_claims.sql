@@ -47,7 +47,8 @@ create table finished_jobs (
   finished_at timestamptz not null default now(),
   primary key (queue, id)
 );
-create index finished_jobs_at on finished_jobs (queue, finished_at);
+-- Not by queue: whatever the statistics say, an id is then looked up by the primary key.
+create index finished_jobs_at on finished_jobs (finished_at);
 
 -- Each function carries its planner settings, as those of 0003_jobs.sql do.
 
@@ -110,7 +111,8 @@ begin
           or j.blocking or j.policy <> 'standard' then to_jsonb(j) end as origin),
     placed as materialized (
       select row_number() over ()::int as place, t.* from taken t
-      where not keep or not exists (select from finished_jobs f where f.queue = queue_name and f.id = t.id)),
+      -- Not exists(), which the planner may answer by reading all that is finished.
+      where not keep or (select 1 from finished_jobs f where f.queue = queue_name and f.id = t.id limit 1) is null),
     kept as (
       insert into claims (queue, ids, payloads, retry_counts, retry_limits, priorities, created_ats, origins, settled,
         finished)
@@ -325,6 +327,6 @@ begin
     q.retry_delay_max, q.expire_seconds, q.deletion_seconds, q.dead_letter, q.heartbeat_seconds, q.policy,
     now() + u.delay * interval '1 ms', now() + u.delay * interval '1 ms' + q.kept
   from unnest(ids, payloads, delays, priorities) as u (id, payload, delay, priority)
-  where not named or not exists (select from finished_jobs f where f.queue = queue_name and f.id = u.id)
+  where not named or (select 1 from finished_jobs f where f.queue = queue_name and f.id = u.id limit 1) is null
   on conflict do nothing;
 end $$;
