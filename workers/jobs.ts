@@ -15,7 +15,7 @@ import { countFailuresOf, Postpone, settleFailure, tellFailure, Unrecoverable } 
 import type { Held } from './held.ts'
 import type { Loop, Pass } from './loop.ts'
 import { createPipeline, type Runtime, type Settle } from './pipeline.ts'
-import { beginSpan, messaging, type Span } from './trace.ts'
+import { beginSpan, isUntraced, messaging, type Span, untracedSpan } from './trace.ts'
 import type { Worker } from './worker.ts'
 
 export { Postpone, RetryAfter, Unrecoverable } from './failures.ts'
@@ -163,12 +163,15 @@ export function batchPass<T>(options: BatchPassOptions<T>): Pass {
 
 type Begun = { held: Held; span: Span }
 
-const beginProcess = ({ id, queue, attempt, data }: Job): Span =>
-  beginSpan(`process ${queue}`, {
+function beginProcess({ id, queue, attempt, data }: Job): Span {
+  const parent = traceparentIn(data)
+  if (isUntraced(parent)) return untracedSpan
+  return beginSpan(`process ${queue}`, {
     kind: 'consumer',
-    parent: traceparentIn(data),
+    parent,
     attributes: { ...messaging('process', queue, id), 'flotilla.job.attempt': attempt },
   })
+}
 
 function decodeJob<T>(job: Job, decode: (data: unknown) => T): T {
   try {

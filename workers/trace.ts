@@ -42,6 +42,11 @@ const carry: Begin = (_name, { parent }) => {
 /** One for the process, as the registry of metrics is. */
 let begin = carry
 
+/** Nobody records, and nothing was given to hand on: what a span would be told of is not worth putting together. */
+export const isUntraced = (parent: unknown): boolean => begin === carry && parent === undefined
+
+export const untracedSpan = untraced
+
 /** For work whose end is elsewhere; else `withSpan`. */
 export const beginSpan: Begin = (name, options) => begin(name, options)
 
