@@ -341,7 +341,7 @@ describe('the email worker', () => {
     assert.equal(await exited(started), 0, started.output())
     const { rows } = await sql<{ active: number; spent: number }>`
       select count(*) filter (where state = 'active')::int as active,
-        max(retry_count) as spent from pgboss.job where name = 'email'`.execute(fresh.db)
+        max(retry_count) as spent from ${everyJob} where name = 'email'`.execute(fresh.db)
     assert.deepEqual(rows, [{ active: 0, spent: 0 }])
     const rest = startWorker('email', fresh.url, ['--once'], env)
     assert.equal(await exited(rest), 0, rest.output())

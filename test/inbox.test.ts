@@ -13,7 +13,7 @@ import type { CloudEvent } from '../domain/events.ts'
 import { inboxPass } from '../workers/inbox/inbox.ts'
 import { createLog } from '../workers/log.ts'
 import { type TestDatabase, testDatabase } from './database.ts'
-import { emptyJobs } from './jobRows.ts'
+import { emptyJobs, everyJob } from './jobRows.ts'
 import { exited, startWorker, until } from './worker.ts'
 
 const signal = new AbortController().signal
@@ -89,7 +89,7 @@ describe('the inbox', () => {
   }
   const states = async (queue = 'inbox') => {
     const { rows } = await sql<{ state: string }>`
-      select state from pgboss.job where name = ${queue}`.execute(fresh.db)
+      select state from ${everyJob} where name = ${queue}`.execute(fresh.db)
     return rows.map((row) => row.state)
   }
 

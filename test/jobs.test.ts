@@ -52,6 +52,12 @@ describe('the job table', () => {
     assert.ok(job, `a job is due in ${queue}`)
     return job
   }
+  /** Sends them, numbered from 0, and claims them. */
+  const fetchMany = async (queue: QueueName, count: number): Promise<Job[]> => {
+    const sent = Array.from({ length: count }, (_, n) => ({ data: { n } }))
+    await jobs.send(test1.db, queue, sent)
+    return await jobs.fetch(queue, count)
+  }
 
   test('is installed twice, and by several at once, without harm', async () => {
     const others = [test1.open(), test1.open()]
@@ -173,12 +179,7 @@ describe('the job table', () => {
 
   test('shows a sign of life without waiting for what is being settled, and hears of what is not its own', async () => {
     await empty()
-    await jobs.send(
-      test1.db,
-      'inbox',
-      Array.from({ length: 5 }, (_, n) => ({ data: { n } })),
-    )
-    const all = await jobs.fetch('inbox', 5)
+    const all = await fetchMany('inbox', 5)
     const [locked, kept, gone, cancelled, retried] = all as [Job, Job, Job, Job, Job]
     await sql`update claims set seen_at = seen_at - interval '8 s'`.execute(test1.db)
     await jobs.complete(test1.db, 'inbox', [gone])
@@ -394,12 +395,7 @@ describe('the job table', () => {
 
   test('settles some jobs of a claim and leaves the others in hand', async () => {
     await empty()
-    await jobs.send(
-      test1.db,
-      'email',
-      Array.from({ length: 6 }, (_, n) => ({ data: { n } })),
-    )
-    const [a, b, c, d, e, f] = (await jobs.fetch('email', 6)) as [Job, Job, Job, Job, Job, Job]
+    const [a, b, c, d, e, f] = (await fetchMany('email', 6)) as [Job, Job, Job, Job, Job, Job]
     assert.equal(await jobs.complete(test1.db, 'email', [a, c]), 2)
     assert.equal(await jobs.complete(test1.db, 'email', [a, b]), 1)
     await jobs.release('email', [d])

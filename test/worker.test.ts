@@ -222,6 +222,10 @@ describe('a pass over jobs', () => {
       select (extract(epoch from clock_timestamp()) * 1000)::float8 as ms`.execute(fresh.db)
     return rows[0]!.ms
   }
+  const untilDropped = (signal: AbortSignal) =>
+    new Promise<never>((_resolve, reject) =>
+      signal.addEventListener('abort', () => reject(signal.reason)),
+    )
   /** On a slow machine a pass may come back before it has settled all that it has in hand. */
   const handledBy = async (pass: Pass, count: number) => {
     let handled = 0
@@ -362,9 +366,7 @@ describe('a pass over jobs', () => {
           await cancelJob(fresh.db, { queue: 'commands', id }, cancelledCommand)
         }
         pass.touch?.()
-        await new Promise((_resolve, reject) =>
-          signal.addEventListener('abort', () => reject(signal.reason)),
-        )
+        await untilDropped(signal)
       },
     })
     let handled = 0
@@ -394,9 +396,7 @@ describe('a pass over jobs', () => {
         await jobs.recover('commands')
         assert.equal((await jobs.fetchSuspect('commands'))?.attempt, 2)
         pass.touch?.()
-        await new Promise((_resolve, reject) =>
-          signal.addEventListener('abort', () => reject(signal.reason)),
-        )
+        await untilDropped(signal)
       },
     })
     await pass(stopping.signal, all)

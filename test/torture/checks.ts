@@ -151,10 +151,10 @@ export const checks: readonly { name: string; query: string }[] = [
   },
   {
     name: 'every job ran as often as its failures and the deaths of its workers explain',
-    query: `select j.name || ' ' || j.id || ': ' || j.retry_count + 1 || ' attempts' as row
-      from pgboss.job j left join job_errors e on e.job_id = j.id and e.queue = j.name
-      where j.name in ('commands', 'email')
-      group by j.name, j.id, j.retry_count having count(e.attempt) <> j.retry_count`,
+    query: `select j.queue || ' ' || j.id || ': ' || j.attempts || ' attempts' as row
+      from finished_jobs j left join job_errors e on e.job_id = j.id and e.queue = j.queue
+      group by j.queue, j.id, j.attempts having count(e.attempt) <> j.attempts - 1
+      union all select 'no job was kept' where not exists (select from finished_jobs)`,
   },
   {
     name: 'every queue is empty, every dead letter queue too',
