@@ -173,11 +173,16 @@ export async function touchJobs(db: Db, queue: QueueName, jobs: readonly Job[]):
   return lost
 }
 
-async function readCancelled(db: Db, queue: QueueName, jobs: readonly Job[]): Promise<Set<string>> {
+/** @returns the ids of those that somebody cancelled */
+export async function readCancelled(
+  on: Db | Tx,
+  queue: QueueName,
+  jobs: readonly Job[],
+): Promise<Set<string>> {
   if (jobs.length === 0) return new Set()
   const { rows } = await sql<{ id: string }>`
     select id from pgboss.job
-    where name = ${queue} and id = any(${idsOf(jobs)}) and state = 'cancelled'`.execute(db)
+    where name = ${queue} and id = any(${idsOf(jobs)}) and state = 'cancelled'`.execute(on)
   return new Set(rows.map(({ id }) => id))
 }
 
@@ -199,9 +204,7 @@ export async function releaseJobs(
   }
 }
 
-/** Claims of workers that died or took too long become active rows. @returns how many jobs that were */
-export async function openStaleClaims(tx: Tx, queue: string): Promise<number> {
-  const { rows } = await sql<{ opened: number }>`
-    select open_stale_claims(${queue}) as opened`.execute(tx)
-  return rows[0]?.opened ?? 0
+/** Claims of workers that died or took too long become active rows. */
+export async function openStaleClaims(tx: Tx, queue: string): Promise<void> {
+  await sql`select open_stale_claims(${queue})`.execute(tx)
 }

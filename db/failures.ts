@@ -6,7 +6,7 @@ import { sql } from 'kysely'
 import type { PgBoss } from 'pg-boss'
 import { deadLetterOf, deathsMax } from '../domain/queues.ts'
 import { type Audit, countDeaths, describeFailure, writeAttempt, writeAudit } from './attempts.ts'
-import { type Job, openStaleClaims, takeOut } from './claims.ts'
+import { type Job, openStaleClaims, readCancelled, takeOut } from './claims.ts'
 import { over } from './jobTable.ts'
 import type { FailureKind, Tx } from './schema.ts'
 
@@ -35,7 +35,7 @@ export async function failJob(boss: PgBoss, tx: Tx, job: Job, failure: Failure):
   const settled = await boss.fail(queue, toClaim(job), output, { db: over(tx) as never })
   // Not in pg-boss's types.
   if ((settled as unknown as { affected: number }).affected === 0) {
-    return { became: (await isCancelled(tx, job)) ? 'cancelled' : 'lost' }
+    return { became: (await readCancelled(tx, queue, [job])).has(id) ? 'cancelled' : 'lost' }
   }
   await writeAttempt(tx, { jobId: id, queue, attempt: job.attempt }, kind, error)
   if (dead) return { became: 'dead', audit: await bury(tx, job) }
@@ -45,12 +45,6 @@ export async function failJob(boss: PgBoss, tx: Tx, job: Job, failure: Failure):
       blocked = ${kind === 'died'}
     where name = ${queue} and id = ${id} and state = 'retry'`.execute(tx)
   return { became: 'retry' }
-}
-
-async function isCancelled(tx: Tx, { queue, id }: Job): Promise<boolean> {
-  const { rows } = await sql`
-    select from pgboss.job where name = ${queue} and id = ${id} and state = 'cancelled'`.execute(tx)
-  return rows.length > 0
 }
 
 /** Finds what pg-boss just made of the job, by job_i12 (source_root_id). */

@@ -1,11 +1,11 @@
 // How the queues of the job table stand: read only, for people and for metrics.
 
 import { sql } from 'kysely'
-import { deadLetterOf, queues } from '../domain/queues.ts'
+import { allQueueNames, deadLetterOf, queues } from '../domain/queues.ts'
 import { readPaused } from './pauses.ts'
 import { readWorkers } from './registry.ts'
 import type { Db, Tx } from './schema.ts'
-import { transaction } from './transaction.ts'
+import { readByKey, transaction } from './transaction.ts'
 
 export type QueueStats = {
   queue: string
@@ -21,8 +21,6 @@ export type QueueStats = {
   /** Nothing is claimed from it. */
   paused: boolean
 }
-
-const allNames = queues.flatMap(({ name }) => [name, deadLetterOf(name)])
 
 type Row = { queue: string; ready: number; delayed: number; active: number; oldest: number | null }
 
@@ -40,7 +38,7 @@ export async function readQueueStats(db: Db): Promise<QueueStats[]> {
       extract(epoch from now() - min(start_after)
         filter (where state < 'active' and start_after <= now()))::float8 as oldest
     from pgboss.job
-    where name = any(${allNames}) and state in ('created', 'retry', 'active') group by name`.execute(
+    where name = any(${[...allQueueNames]}) and state in ('created', 'retry', 'active') group by name`.execute(
     db,
   )
   return toStats(rows, await readInHand(db), await readPaused(db))
@@ -59,16 +57,13 @@ export async function readQueueLevels(db: Db): Promise<QueueStats[]> {
   return await transaction(
     db,
     async (tx) => {
-      await sql`select set_config('enable_' || method, 'off', true)
-        from unnest(array['seqscan', 'bitmapscan', 'sort', 'hashjoin', 'mergejoin']) as method`.execute(
-        tx,
-      )
+      await readByKey(tx)
       await sql`set local statement_timeout = ${sql.lit(`${levelsMaxMs}ms`)}`.execute(tx)
       const { rows } = await sql<Row>`
         select n.name as queue, least(sum(r.n), ${levelMax})::int as ready,
           least(sum(d.n), ${levelMax})::int as delayed, max(a.n)::int as active,
           extract(epoch from clock_timestamp() - min(r.oldest))::float8 as oldest
-        from unnest(${allNames}::text[]) as n (name)
+        from unnest(${[...allQueueNames]}::text[]) as n (name)
         cross join (values ('created'::pgboss.job_state), ('retry')) as s (state)
         cross join (values (false), (true)) as b (blocked)
         cross join lateral (

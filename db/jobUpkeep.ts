@@ -2,7 +2,7 @@
 // and the statistics follow a bulk load before autovacuum gets to it. Any number of processes may do it at once.
 
 import { sql } from 'kysely'
-import { deadLetterOf, queues } from '../domain/queues.ts'
+import { allQueueNames } from '../domain/queues.ts'
 import { pruneAttempts } from './attempts.ts'
 import { finishedSeconds } from './jobTable.ts'
 import type { Db } from './schema.ts'
@@ -27,9 +27,8 @@ async function pruneFinished(db: Db): Promise<number> {
 
 /** What was cancelled or failed, and jobs that ran alone. By job_i16 (name, completed_on). */
 async function pruneJobs(db: Db): Promise<number> {
-  const names = queues.flatMap(({ name }) => [name, deadLetterOf(name)])
   let gone = 0
-  for (const name of names) {
+  for (const name of allQueueNames) {
     const result = await sql`
       delete from pgboss.job where name = ${name} and id = any(array(
         select id from pgboss.job

@@ -1,10 +1,11 @@
-// The job table as an operator reads and changes it: jobs of any state by id or by queue, and their cancellation: those
-// that wait in pg-boss's table, those in hand (claims), those that are done (finished_jobs). What lies in the dead letter queues is shown here and retried or removed by db/redrive.ts. Every id that a person may have
-// seen is understood: the one in the queue, the one in its dead letter queue, and the beginning of either.
+// The job table as an operator reads and changes it: jobs of any state by id or by queue, and their cancellation. Jobs
+// that wait are in pg-boss's table, those in hand in claims, those that are done in finished_jobs. What lies in the dead
+// letter queues is shown here and retried or removed by db/redrive.ts. Every id that a person may have seen is
+// understood: the one in the queue, the one in its dead letter queue, and the beginning of either.
 
 import { type SqlBool, sql } from 'kysely'
 import type { StoredResponse } from '../domain/idempotency.ts'
-import { deadLetterOf, type QueueName, queues } from '../domain/queues.ts'
+import { allQueueNames, deadLetterOf, type QueueName, queues } from '../domain/queues.ts'
 import { type Audit, readAudits } from './attempts.ts'
 import { closeCommandOf } from './commands.ts'
 import { pgbossSchemaVersion } from './jobTable.ts'
@@ -45,7 +46,7 @@ export type JobDetail = JobRow & {
 }
 
 const deadNames = queues.map(({ name }) => deadLetterOf(name))
-const allNames = queues.flatMap(({ name }) => [name, deadLetterOf(name)])
+const allNames = [...allQueueNames]
 
 const noSource = sql`null::text as source_name, null::uuid as source_id,
   null::timestamptz as source_created_on, null::int as source_retry_count,

@@ -6,7 +6,7 @@
 import { sql } from 'kysely'
 import type { CloudEvent, EventType, NewEvent } from '../domain/events.ts'
 import type { Db, Tx } from './schema.ts'
-import { transaction } from './transaction.ts'
+import { readByKey, transaction } from './transaction.ts'
 
 /** As many as 0001_foundation.sql made cursors. */
 const slotCount = 16
@@ -78,17 +78,6 @@ export async function relayEvents(
     },
     readCommitted,
   )
-}
-
-/**
- * Keeps the planner on the primary key, in its order, until the transaction ends. A table that grew by a sale has the
- * statistics of an empty one: then it sorts the whole backlog for each batch (measured with 20,000 waiting: 124 ms a
- * batch, by the key 1 ms).
- */
-async function readByKey(tx: Tx): Promise<void> {
-  const methods = ['seqscan', 'bitmapscan', 'sort', 'hashjoin', 'mergejoin']
-  await sql`select set_config('enable_' || method, 'off', true)
-    from unnest(${methods}::text[]) as method`.execute(tx)
 }
 
 async function takeEvents(tx: Tx, perSlotMax: number): Promise<Row[]> {

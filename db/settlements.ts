@@ -133,15 +133,18 @@ async function free(
   await movePlaces(tx, freed, 'free')
   await writeEvents(
     tx,
-    freed.map((r) => ({
-      messageId: uuidv7(),
-      type: `reservation.${state}` as const,
-      subject: r.id,
-      sequence: settled.get(r.id)!.version,
-      requestId: changes[locked.indexOf(r)]?.requestId,
-      traceparent: changes[locked.indexOf(r)]?.traceparent,
-      data: reservationData(r),
-    })),
+    freed.map((r) => {
+      const change = changes[locked.indexOf(r)]
+      return {
+        messageId: uuidv7(),
+        type: `reservation.${state}` as const,
+        subject: r.id,
+        sequence: settled.get(r.id)!.version,
+        requestId: change?.requestId,
+        traceparent: change?.traceparent,
+        data: reservationData(r),
+      }
+    }),
   )
   return locked.map((r) => {
     if (r instanceof AppError) return r

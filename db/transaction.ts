@@ -127,3 +127,14 @@ async function attemptOnce<T>(db: Db, fn: (tx: Tx) => Promise<T>, isolation: Iso
     throw new CommitUnknown(error)
   }
 }
+
+/**
+ * Keeps the planner on an index, in its order, until the transaction ends. A table that grew by a sale has the statistics
+ * of an empty one: then it sorts the whole backlog for each batch (measured with 20,000 events waiting: 124 ms a batch, by
+ * the key 1 ms).
+ */
+export async function readByKey(tx: Tx): Promise<void> {
+  const methods = ['seqscan', 'bitmapscan', 'sort', 'hashjoin', 'mergejoin']
+  await sql`select set_config('enable_' || method, 'off', true)
+    from unnest(${methods}::text[]) as method`.execute(tx)
+}

@@ -57,6 +57,12 @@ export const queues: readonly Queue[] = [
 
 export const deadLetterOf = (queue: string): string => `${queue}.dead`
 
+/** Every queue of the job table, the dead letter queues too. */
+export const allQueueNames: readonly string[] = queues.flatMap(({ name }) => [
+  name,
+  deadLetterOf(name),
+])
+
 /** Attempts in all, the first included. */
 export const attemptsMax = (queue: Queue): number => jobSchedules[queue.retry].length + 1
 

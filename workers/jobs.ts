@@ -15,7 +15,7 @@ import { countFailuresOf, Postpone, settleFailure, tellFailure, Unrecoverable } 
 import type { Held } from './held.ts'
 import type { Loop, Pass } from './loop.ts'
 import { createPipeline, type Runtime, type Settle } from './pipeline.ts'
-import { beginSpan, isUntraced, messaging, type Span, untracedSpan } from './trace.ts'
+import { beginSpanBy, messaging, type Span } from './trace.ts'
 import type { Worker } from './worker.ts'
 
 export { Postpone, RetryAfter, Unrecoverable } from './failures.ts'
@@ -165,11 +165,9 @@ type Begun = { held: Held; span: Span }
 
 function beginProcess({ id, queue, attempt, data }: Job): Span {
   const parent = traceparentIn(data)
-  if (isUntraced(parent)) return untracedSpan
-  return beginSpan(`process ${queue}`, {
-    kind: 'consumer',
-    parent,
-    attributes: { ...messaging('process', queue, id), 'flotilla.job.attempt': attempt },
+  return beginSpanBy(parent, () => {
+    const attributes = { ...messaging('process', queue, id), 'flotilla.job.attempt': attempt }
+    return [`process ${queue}`, { kind: 'consumer', parent, attributes }]
   })
 }
 

@@ -34,21 +34,22 @@ export type Begin = (name: string, options: SpanOptions) => Span
 const nothing = () => {}
 const untraced: Span = { traceparent: undefined, set: nothing, end: nothing }
 
-const carry: Begin = (_name, { parent }) => {
+function handOn(parent: unknown): Span {
   const traceparent = parent === undefined ? undefined : parseTraceparent(parent)
   return traceparent === undefined ? untraced : { traceparent, set: nothing, end: nothing }
 }
 
+const carry: Begin = (_name, { parent }) => handOn(parent)
+
 /** One for the process, as the registry of metrics is. */
 let begin = carry
 
-/** Nobody records, and nothing was given to hand on: what a span would be told of is not worth putting together. */
-export const isUntraced = (parent: unknown): boolean => begin === carry && parent === undefined
-
-export const untracedSpan = untraced
-
 /** For work whose end is elsewhere; else `withSpan`. */
 export const beginSpan: Begin = (name, options) => begin(name, options)
+
+/** The same for a hot path: while nobody records, what the span would be told of is not even put together. */
+export const beginSpanBy = (parent: unknown, describe: () => [string, SpanOptions]): Span =>
+  begin === carry ? handOn(parent) : begin(...describe())
 
 /** Runs `fn` as a span that ends with it. */
 export async function withSpan<T>(
