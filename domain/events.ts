@@ -55,7 +55,7 @@ export type NewEvent = {
   }
 }[EventType]
 
-/** https://github.com/cloudevents/spec/blob/v1.0.2/cloudevents/spec.md; sequence and requestid are extensions. */
+/** https://github.com/cloudevents/spec/blob/v1.0.2/cloudevents/spec.md; sequence, requestid and traceparent are extensions. */
 export type CloudEvent<T extends EventType = EventType> = {
   specversion: '1.0'
   id: string
@@ -66,5 +66,7 @@ export type CloudEvent<T extends EventType = EventType> = {
   datacontenttype: 'application/json'
   sequence: string
   requestid?: string
+  /** W3C trace context of the command that made it true. */
+  traceparent?: string
   data: EventData[T]
 }

@@ -149,6 +149,15 @@ export const commonSettings = {
   METRICS_HOST: requiredText({ doc: 'address METRICS_PORT listens on', fallback: '127.0.0.1' }),
 } as const
 
+/** What the workers on either side of the broker read. */
+export const brokerSettings = {
+  BROKER_URL: url({
+    doc: 'broker of the domain events: RabbitMQ, NATS JetStream or Redis; unset: the database',
+    secret: true,
+    schemes: ['amqp', 'amqps', 'nats', 'tls', 'redis', 'rediss'],
+  }),
+} as const
+
 /**
  * Reads `settings` out of `env`.
  * @throws ConfigError with every fault; secrets' values are not in it
