@@ -1,9 +1,11 @@
 // Turns events into the jobs they ask for, as pure rules: which event becomes which mail. A job's id is made of the
 // event's id and what it becomes, so that however the event comes a second time it asks for the same job.
 
-import { validate as isUuid, v5 as uuidv5 } from 'uuid'
+import { Compile } from 'typebox/compile'
+import { v5 as uuidv5 } from 'uuid'
 import type { NewJob } from '../../db/jobs.ts'
 import type { Recipient } from '../../db/users.ts'
+import { eventSchema, eventTypes } from '../../domain/catalogue.ts'
 import type { EmailJob } from '../../domain/emails.ts'
 import type { CloudEvent, EventType } from '../../domain/events.ts'
 import type { QueueName } from '../../domain/queues.ts'
@@ -14,19 +16,26 @@ export type Outcome = {
   unreachable: { type: EventType; userId: string; eventId: string }[]
 }
 
-/** @throws Error when it is no CloudEvent of ours */
+const checks = new Map<string, ReturnType<typeof Compile>>(
+  eventTypes.map((type) => [type, Compile(eventSchema(type) as object)]),
+)
+
+/** @throws Error when it is no CloudEvent of the catalogue: what does not fit, and where; values are not in it */
 export function decodeEvent(data: unknown): CloudEvent {
-  const event = data as Partial<CloudEvent> | null
-  if (typeof event !== 'object' || event === null) throw new Error('an event must be an object')
-  if (event.specversion !== '1.0') throw new Error('specversion must be "1.0"')
-  for (const name of ['id', 'type', 'subject', 'time', 'sequence'] as const) {
-    if (typeof event[name] !== 'string') throw new Error(`${name} must be a text`)
+  if (typeof data !== 'object' || data === null || Array.isArray(data)) {
+    throw new Error('an event must be an object')
   }
-  if (!isUuid(event.id)) throw new Error('id must be a UUID')
-  if (typeof event.data !== 'object' || event.data === null) {
-    throw new Error('data must be an object')
+  const { specversion, type } = data as Partial<CloudEvent>
+  if (specversion !== '1.0') throw new Error('specversion must be "1.0"')
+  const check = typeof type === 'string' ? checks.get(type) : undefined
+  if (check === undefined) {
+    const named = typeof type === 'string' && /^[\w.-]{1,100}$/.test(type) ? ` "${type}"` : ''
+    throw new Error(`type${named} is not known: the catalogue has ${eventTypes.join(', ')}`)
   }
-  return event as CloudEvent
+  if (check.Check(data)) return data as CloudEvent
+  const [fault] = check.Errors(data)
+  const place = fault?.instancePath.slice(1) || 'an event'
+  throw new Error(`${place} ${fault?.message ?? 'does not fit its schema'}`)
 }
 
 /** Whom the events are for. */
