@@ -65,6 +65,17 @@ export type Consumer<D extends Delivery = Delivery> = {
   close(): Promise<void>
 }
 
+/** How long a message is remembered (fixed): longer than anything sends one again. */
+export const processedSeconds = 8 * 86_400
+
+/** Quick knowledge of what was processed already. Not the truth: what it does not know may have been, and it may be away. */
+export type Seen = {
+  /** Those of the ids that were processed for certain. */
+  among(ids: readonly string[]): Promise<Set<string>>
+  /** After the commit. */
+  remember(ids: readonly string[]): Promise<void>
+}
+
 /**
  * The subscriptions of our own queues, as a binding of RabbitMQ would say it. Inside the database what no queue asks for
  * is relayed to nobody and makes no job: a sold-out sale has a hundred holds for each order.

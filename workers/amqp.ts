@@ -145,15 +145,20 @@ const tlsFault = /certificate|self.signed|ssl|tls|EPROTO|CERT_|altnames/i
 /** What people can do about it. */
 export function explain(error: Error & { code?: unknown }): string {
   const said = redact(error.message || String(error.code))
+    .replace(/\s+/g, ' ')
+    .trim()
   if (/ACCESS[-_]REFUSED.*(login|auth)/i.test(said)) {
     return 'refuses the user name or the password'
   }
-  if (/ACCESS[-_]REFUSED|NOT_ALLOWED/i.test(said)) {
-    return `the user may not do this, or the virtual host is not there: ${said}`
+  if (/ACCESS[-_]REFUSED/i.test(said)) return `the user may not do this: ${said}`
+  // What RabbitMQ says then is not in amqplib's error.
+  if (/Expected ConnectionOpenOk/.test(said)) {
+    return 'there is no such virtual host, or the user may not enter it'
   }
   if (/PRECONDITION[-_]FAILED/i.test(said) && /exchange|queue/.test(said)) {
     return `something of this name but of another kind is already there: ${said}`
   }
-  if (tlsFault.test(`${said} ${error.code}`)) return `TLS failed: ${said}`
+  if (tlsFault.test(`${said} ${error.code}`))
+    return `TLS failed: ${said.replace(/^.*SSL routines:/, '')}`
   return said
 }
