@@ -5,6 +5,8 @@ export type Arrivals<T> = {
   add(one: T): void
   /** Up to `max`, the oldest first; waits up to `waitMs` while there is none. */
   take(max: number, waitMs: number, signal: AbortSignal): Promise<T[]>
+  /** Resolves when fewer than so many wait. */
+  below(max: number): Promise<void>
   /** What waits is not ours any more. */
   clear(): void
 }
@@ -12,6 +14,11 @@ export type Arrivals<T> = {
 export function createArrivals<T>(): Arrivals<T> {
   let waiting: T[] = []
   let come = Promise.withResolvers<void>()
+  let gone = Promise.withResolvers<void>()
+  const went = (): void => {
+    gone.resolve()
+    gone = Promise.withResolvers()
+  }
   return {
     add(one) {
       waiting.push(one)
@@ -28,10 +35,15 @@ export function createArrivals<T>(): Arrivals<T> {
       if (signal.aborted) return []
       const taken = waiting.slice(0, max)
       waiting = waiting.slice(max)
+      went()
       return taken
+    },
+    async below(max) {
+      while (waiting.length >= max) await gone.promise
     },
     clear() {
       waiting = []
+      went()
     },
   }
 }

@@ -149,12 +149,17 @@ export const commonSettings = {
   METRICS_HOST: requiredText({ doc: 'address METRICS_PORT listens on', fallback: '127.0.0.1' }),
 } as const
 
+const brokerForm =
+  /^(amqps?:\/\/[^/@]|(nats|tls):\/\/[^/@]|rediss?(\+(cluster|sentinel))?:\/\/[^/])/
+const brokerSchemes = 'amqp://, amqps://, nats://, tls://, redis:// or rediss://'
+
 /** What the workers on either side of the broker read. */
 export const brokerSettings = {
-  BROKER_URL: url({
+  BROKER_URL: text({
     doc: 'broker of the domain events: RabbitMQ, NATS JetStream or Redis; unset: the database',
     secret: true,
-    schemes: ['amqp', 'amqps', 'nats', 'tls', 'redis', 'rediss'],
+    parse: (value) =>
+      brokerForm.test(value) ? value : fail(`must be a URL that begins with ${brokerSchemes}`),
   }),
 } as const
 

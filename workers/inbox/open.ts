@@ -10,6 +10,14 @@ type Opening = { openConsumer(options: ConsumerOptions): Consumer }
 const consumers: Record<string, () => Promise<Opening>> = {
   amqp: () => import('./rabbitmq.ts'),
   amqps: () => import('./rabbitmq.ts'),
+  nats: () => import('./nats.ts'),
+  tls: () => import('./nats.ts'),
+  redis: () => import('./redisStream.ts'),
+  rediss: () => import('./redisStream.ts'),
+  'redis+cluster': () => import('./redisStream.ts'),
+  'rediss+cluster': () => import('./redisStream.ts'),
+  'redis+sentinel': () => import('./redisStream.ts'),
+  'rediss+sentinel': () => import('./redisStream.ts'),
 }
 
 /** Only the client that is used is loaded. */
@@ -17,7 +25,7 @@ export async function openConsumer(
   url: string,
   { config, log }: Pick<Worker<InboxConfig>, 'config' | 'log'>,
 ): Promise<Consumer> {
-  const load = consumers[new URL(url).protocol.slice(0, -1)]
+  const load = consumers[url.slice(0, url.indexOf(':'))]
   if (load === undefined) throw new Error('BROKER_URL: there is no broker for this kind of URL')
   const { openConsumer } = await load()
   return openConsumer({

@@ -75,11 +75,19 @@ const publishers: Record<string, () => Promise<{ openPublisher(o: PublisherOptio
   {
     amqp: () => import('./rabbitmq.ts'),
     amqps: () => import('./rabbitmq.ts'),
+    nats: () => import('./nats.ts'),
+    tls: () => import('./nats.ts'),
+    redis: () => import('./redisStream.ts'),
+    rediss: () => import('./redisStream.ts'),
+    'redis+cluster': () => import('./redisStream.ts'),
+    'rediss+cluster': () => import('./redisStream.ts'),
+    'redis+sentinel': () => import('./redisStream.ts'),
+    'rediss+sentinel': () => import('./redisStream.ts'),
   }
 
 /** Only the client that is used is loaded. */
 async function openPublisher(options: PublisherOptions): Promise<Publisher> {
-  const scheme = new URL(options.url).protocol.slice(0, -1)
+  const scheme = options.url.slice(0, options.url.indexOf(':'))
   const load = publishers[scheme]
   if (load === undefined) throw new Error(`BROKER_URL: there is no broker for ${scheme}://`)
   return (await load()).openPublisher(options)
