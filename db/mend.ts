@@ -1,6 +1,6 @@
 // An outbox whose transaction ids are not this server's: that of a logical dump restored into a new cluster, which counts
 // from its own beginning. Its cursors stand ahead of everything that will ever be written, and so do its rows. What was
-// not relayed gets ids at the very beginning, in its order; what was is let go; the cursors start anew.
+// not relayed is set to the very beginning, in its order; what was is let go; the cursors start anew.
 
 import { sql } from 'kysely'
 import type { Db, Tx } from './schema.ts'
@@ -36,20 +36,16 @@ async function isForeign(on: Db | Tx): Promise<boolean> {
   return rows[0]?.foreign ?? false
 }
 
-/** Ids below zero: the column's own count goes up from one. */
+/**
+ * All in one early transaction, by id: among the events of one aggregate that is the order of their commits as well, since
+ * each of its writers begins after the one before has committed.
+ */
 async function startAnew(tx: Tx): Promise<number> {
   await sql`
     delete from outbox o using outbox_cursors c
     where c.slot = o.slot and (o.txid, o.id) <= (c.txid, c.id)`.execute(tx)
-  const { numAffectedRows } = await sql`
-    update outbox o set txid = '1', id = n.place - (select count(*) from outbox) - 1
-    from (select slot, txid, id, row_number() over (order by txid, id) as place from outbox) n
-    where o.slot = n.slot and o.txid = n.txid and o.id = n.id`.execute(tx)
-  await sql`
-    update outbox_aside a set txid = '0', id = n.place
-    from (select slot, subject, txid, id, row_number() over (order by txid, id) as place
-      from outbox_aside) n
-    where (a.slot, a.subject, a.txid, a.id) = (n.slot, n.subject, n.txid, n.id)`.execute(tx)
+  const { numAffectedRows } = await sql`update outbox set txid = '1'`.execute(tx)
+  await sql`update outbox_aside set txid = '0'`.execute(tx)
   await sql`
     update outbox_cursors set txid = '0', id = 0, leased_by = null, leased_until = null,
       lease_no = lease_no + 1`.execute(tx)

@@ -19,6 +19,8 @@ export type RabbitServer = {
   start(): Promise<void>
   /** `rabbitmqctl …`. */
   control(...args: string[]): string
+  /** For good. */
+  stop(): Promise<void>
 }
 
 /** Debian's own start as a service, and so run as their user only. */
@@ -36,6 +38,13 @@ export function withoutRabbit(): string | false {
 
 /** `config`: lines of rabbitmq.conf. */
 export async function startRabbit(config: string[] = []): Promise<RabbitServer> {
+  const server = await launchRabbit(config)
+  after(server.stop)
+  return server
+}
+
+/** For what is no test: ended by `stop`, or with the process. */
+export async function launchRabbit(config: string[] = []): Promise<RabbitServer> {
   const [port, distribution, mapper] = [await freePort(), await freePort(), await freePort()]
   const dir = mkdtempSync(join(tmpdir(), 'flotilla-rabbit-'))
   const file = join(dir, 'rabbitmq.conf')
@@ -68,6 +77,14 @@ export async function startRabbit(config: string[] = []): Promise<RabbitServer> 
     stdio: 'ignore',
   })
   let child: ChildProcess | undefined
+  const end = (signal: NodeJS.Signals) => {
+    for (const process_ of [child, epmd]) {
+      if (process_?.pid === undefined || process_.exitCode !== null) continue
+      try {
+        process.kill(-process_.pid, signal)
+      } catch {}
+    }
+  }
   const server: RabbitServer = {
     port,
     url: `amqp://guest:guest@127.0.0.1:${port}`,
@@ -100,21 +117,13 @@ export async function startRabbit(config: string[] = []): Promise<RabbitServer> 
         ...options,
         encoding: 'utf8',
       }),
-  }
-  const end = (signal: NodeJS.Signals) => {
-    for (const process_ of [child, epmd]) {
-      if (process_?.pid === undefined || process_.exitCode !== null) continue
-      try {
-        process.kill(-process_.pid, signal)
-      } catch {}
-    }
+    async stop() {
+      await server.kill()
+      end('SIGKILL')
+      rmSync(dir, { recursive: true, force: true, maxRetries: 3 })
+    },
   }
   process.once('exit', () => end('SIGKILL'))
-  after(async () => {
-    await server.kill()
-    end('SIGKILL')
-    rmSync(dir, { recursive: true, force: true, maxRetries: 3 })
-  })
   await server.start()
   return server
 }
