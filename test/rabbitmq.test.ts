@@ -392,6 +392,23 @@ describe('over RabbitMQ', { skip: withoutRabbit() }, () => {
     }
   })
 
+  test('run from cron it relays as many as it may, and ends', async () => {
+    const taken = await listen()
+    await write(
+      fresh.db,
+      subjects(250).map((subject) => completed(subject, 1)),
+    )
+    const env = { BROKER_URL: rabbit.url }
+    const args = ['--limit=100', '--time-limit=55']
+    const worker = startWorker('outbox', fresh.url, args, env)
+    assert.equal(await exited(worker), 0, worker.output())
+    assert.equal(await relayed(), 100)
+    const rest = startWorker('outbox', fresh.url, ['--once', '--time-limit=55'], env)
+    assert.equal(await exited(rest), 0, rest.output())
+    assert.equal(await relayed(), 250)
+    await until(() => taken.length === 250)
+  })
+
   const mails = async () => {
     const { rows } = await sql<{ id: string; data: { template: string } }>`
       select id, data from pgboss.job where name = 'email'`.execute(fresh.db)

@@ -128,7 +128,8 @@ export function remoteRelayPass(options: RelayOptions): Pass {
     const at = from.map(({ no, readTo }) => ({ slot: no, ...readTo }))
     const room = Math.min(2 * windowMax, bytesMax / rowBytes, roomMax - handled) - count.entries
     const rows = await readSlots(db, at, Math.max(1, Math.ceil(room / from.length)))
-    const bySlot = Map.groupBy(rows, ({ slot }) => slot)
+    // What is over a limit stays where it is.
+    const bySlot = Map.groupBy(rows.slice(0, Math.max(1, room)), ({ slot }) => slot)
     let bytes = 0
     for (const slot of from) {
       const read = (bySlot.get(slot.no) ?? []).map((row) => {
