@@ -1,6 +1,6 @@
 // The schema of each event type, as JSON Schema (draft 2020-12): what its `data` holds and what its CloudEvent looks like.
 // Fields may be added to a type, never taken away or changed: a reader lets pass what it does not know. The inbox checks
-// what comes against these, and docs/events/ has them for others (cli/exportSchemas.ts).
+// what comes against these (domain/schema.ts), and docs/events/ has them for others (cli/exportSchemas.ts).
 
 import type { EventType } from './events.ts'
 

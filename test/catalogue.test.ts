@@ -5,9 +5,11 @@ import { readdirSync, readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { test } from 'node:test'
 import type { Static } from 'typebox'
+import { Compile } from 'typebox/compile'
 import { schemaFiles, schemasFolder } from '../cli/exportSchemas.ts'
-import type { dataSchemas } from '../domain/catalogue.ts'
+import { type dataSchemas, eventSchema } from '../domain/catalogue.ts'
 import type { CloudEvent, EventData, EventType, NewEvent } from '../domain/events.ts'
+import { faultOf } from '../domain/schema.ts'
 import { decodeEvent } from '../workers/inbox/events.ts'
 import { completed, held, subjects, toCloudEvent } from './events.ts'
 
@@ -57,4 +59,43 @@ test('what does not fit is refused, with the place and without the values', () =
     (error: Error) => /data\/starts_at/.test(error.message) && !/anna/.test(error.message),
   )
   refused([], /must be an object/)
+})
+
+test('what is let pass and what is not is as a full validator says', () => {
+  const event = toCloudEvent(completed(subject, 1))
+  const changes: [string, unknown][] = [
+    ['id', 'x'],
+    ['id', undefined],
+    ['subject', ''],
+    ['subject', 'x'.repeat(201)],
+    ['subject', '\u{1f3ab}'.repeat(200)],
+    ['time', 'yesterday'],
+    ['sequence', 1],
+    ['sequence', '10'],
+    ['datacontenttype', 'text/plain'],
+    ['source', null],
+    ['data', []],
+    ['data', null],
+    ['data.quantity', 0],
+    ['data.quantity', 1.5],
+    ['data.quantity', '2'],
+    ['data.seats', ['A-1-1', 2]],
+    ['data.seats', {}],
+    ['data.seats', ['A-1-1']],
+    ['data.user_id', undefined],
+    ['data.total', { amount_minor: 1, currency: 'euro' }],
+    ['data.total', { amount_minor: -1, currency: 'EUR' }],
+    ['data.more', { any: 'thing' }],
+  ]
+  const schema = eventSchema('order.completed')
+  const full = Compile(schema as object)
+  for (const [path, value] of changes) {
+    const [name = '', inner] = path.split('.')
+    const changed: Record<string, unknown> = structuredClone(event)
+    const target = inner === undefined ? changed : (changed[name] as Record<string, unknown>)
+    if (value === undefined) delete target[inner ?? name]
+    else target[inner ?? name] = value
+    const mine = faultOf(schema, changed)
+    assert.equal(mine === undefined, full.Check(changed), `${path}: ${mine}`)
+  }
 })

@@ -1,7 +1,6 @@
 // Turns events into the jobs they ask for, as pure rules: which event becomes which mail. A job's id is made of the
 // event's id and what it becomes, so that however the event comes a second time it asks for the same job.
 
-import { Compile } from 'typebox/compile'
 import { v5 as uuidv5 } from 'uuid'
 import type { NewJob } from '../../db/jobs.ts'
 import type { Recipient } from '../../db/users.ts'
@@ -9,6 +8,7 @@ import { eventSchema, eventTypes } from '../../domain/catalogue.ts'
 import type { EmailJob } from '../../domain/emails.ts'
 import type { CloudEvent, EventType } from '../../domain/events.ts'
 import type { QueueName } from '../../domain/queues.ts'
+import { faultOf, type Schema } from '../../domain/schema.ts'
 
 export type Outcome = {
   jobs: { queue: QueueName; job: NewJob }[]
@@ -16,9 +16,7 @@ export type Outcome = {
   unreachable: { type: EventType; userId: string; eventId: string }[]
 }
 
-const checks = new Map<string, ReturnType<typeof Compile>>(
-  eventTypes.map((type) => [type, Compile(eventSchema(type) as object)]),
-)
+const schemas = new Map<string, Schema>(eventTypes.map((type) => [type, eventSchema(type)]))
 
 /** @throws Error when it is no CloudEvent of the catalogue: what does not fit, and where; values are not in it */
 export function decodeEvent(data: unknown): CloudEvent {
@@ -27,15 +25,14 @@ export function decodeEvent(data: unknown): CloudEvent {
   }
   const { specversion, type } = data as Partial<CloudEvent>
   if (specversion !== '1.0') throw new Error('specversion must be "1.0"')
-  const check = typeof type === 'string' ? checks.get(type) : undefined
-  if (check === undefined) {
+  const schema = typeof type === 'string' ? schemas.get(type) : undefined
+  if (schema === undefined) {
     const named = typeof type === 'string' && /^[\w.-]{1,100}$/.test(type) ? ` "${type}"` : ''
     throw new Error(`type${named} is not known: the catalogue has ${eventTypes.join(', ')}`)
   }
-  if (check.Check(data)) return data as CloudEvent
-  const [fault] = check.Errors(data)
-  const place = fault?.instancePath.slice(1) || 'an event'
-  throw new Error(`${place} ${fault?.message ?? 'does not fit its schema'}`)
+  const fault = faultOf(schema, data)
+  if (fault !== undefined) throw new Error(fault)
+  return data as CloudEvent
 }
 
 /** Whom the events are for. */
