@@ -31,6 +31,8 @@ const redis = withoutRedisServer()
   ? ({} as RedisServer)
   : await startRedis(['appendonly yes', 'appendfsync always'])
 
+const log = createLog('test', 'silent')
+
 type Tried = {
   name: string
   skip: string | false
@@ -126,7 +128,6 @@ for (const { name, skip, url, server, open, empty, read } of tried) {
       options: Partial<PublisherOptions>,
       work: (relay: { pass(): Promise<void>; publisher: Publisher }) => Promise<void>,
     ): Promise<void> {
-      const log = createLog('test', 'silent')
       const publisher = open({ url, log, sizeMax: 1e6, mayGoUnheard: () => false, ...options })
       const metrics = { relayed() {}, confirmed() {}, refused() {}, buried() {} }
       const worker = { log, failed() {}, dying: new AbortController().signal }

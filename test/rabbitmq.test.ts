@@ -21,6 +21,7 @@ import { type RabbitServer, startRabbit, withoutRabbit } from './servers/rabbitm
 import { exited, startWorker, until } from './worker.ts'
 
 const all = Number.POSITIVE_INFINITY
+const log = createLog('test', 'silent')
 // Here, not in a hook: what a hook registers to be done after ends with the hook.
 const rabbit = withoutRabbit() ? ({} as RabbitServer) : await startRabbit()
 
@@ -71,7 +72,6 @@ describe('over RabbitMQ', { skip: withoutRabbit() }, () => {
     for (const relay of opened) await relay.end()
   })
   const openRelay = (given: { url?: string; sizeMax?: number; unheard?: string } = {}) => {
-    const log = createLog('test', 'silent')
     const publisher = openPublisher({
       url: given.url ?? rabbit.url,
       log,
