@@ -3,11 +3,12 @@
 
 import { type ChildProcess, spawn, spawnSync } from 'node:child_process'
 import { once } from 'node:events'
-import { mkdtempSync, rmSync, writeFileSync } from 'node:fs'
+import { mkdtempSync, writeFileSync } from 'node:fs'
 import { createServer } from 'node:net'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { after } from 'node:test'
+import { startGuard } from '../setup.ts'
 
 export type NatsServer = {
   url: string
@@ -32,6 +33,8 @@ export async function startNats(config: string[] = []): Promise<NatsServer> {
   const file = join(dir, 'nats.conf')
   const lines = [`listen: "127.0.0.1:${port}"`, `jetstream { store_dir: "${dir}" }`, ...config]
   writeFileSync(file, `${lines.join('\n')}\n`)
+  const guard = startGuard()
+  guard.watch({ dir })
   let child: ChildProcess | undefined
   const server: NatsServer = {
     url: `nats://127.0.0.1:${port}`,
@@ -43,6 +46,7 @@ export async function startNats(config: string[] = []): Promise<NatsServer> {
     },
     async start() {
       child = spawn('nats-server', ['-c', file], { stdio: ['ignore', 'ignore', 'pipe'] })
+      guard.watch({ pid: child.pid, signal: 'SIGTERM' })
       let said = ''
       for await (const chunk of child.stderr ?? []) {
         said += chunk
@@ -56,7 +60,7 @@ export async function startNats(config: string[] = []): Promise<NatsServer> {
   process.once('exit', () => child?.kill('SIGKILL'))
   after(async () => {
     await server.kill()
-    rmSync(dir, { recursive: true, force: true })
+    await guard.end()
   })
   await server.start()
   return server

@@ -3,12 +3,13 @@
 
 import { type ChildProcess, execFileSync, spawn } from 'node:child_process'
 import { once } from 'node:events'
-import { chmodSync, chownSync, existsSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs'
+import { chmodSync, chownSync, existsSync, mkdtempSync, writeFileSync } from 'node:fs'
 import { createServer, connect as dial } from 'node:net'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { after } from 'node:test'
 import { setTimeout as sleep } from 'node:timers/promises'
+import { startGuard } from '../setup.ts'
 
 export type RabbitServer = {
   url: string
@@ -76,6 +77,9 @@ export async function launchRabbit(config: string[] = []): Promise<RabbitServer>
     ...options,
     stdio: 'ignore',
   })
+  // When this process is killed, nobody else would end them.
+  const guard = startGuard()
+  guard.watch({ pid: epmd.pid, signal: 'SIGKILL', group: true, dir })
   let child: ChildProcess | undefined
   const end = (signal: NodeJS.Signals) => {
     for (const process_ of [child, epmd]) {
@@ -99,6 +103,7 @@ export async function launchRabbit(config: string[] = []): Promise<RabbitServer>
         ...options,
         stdio: ['ignore', 'pipe', 'pipe'],
       })
+      guard.watch({ pid: child.pid, signal: 'SIGKILL', group: true })
       let said = ''
       for (const stream of [child.stdout, child.stderr]) {
         stream?.setEncoding('utf8').on('data', (chunk: string) => {
@@ -120,7 +125,7 @@ export async function launchRabbit(config: string[] = []): Promise<RabbitServer>
     async stop() {
       await server.kill()
       end('SIGKILL')
-      rmSync(dir, { recursive: true, force: true, maxRetries: 3 })
+      await guard.end()
     },
   }
   process.once('exit', () => end('SIGKILL'))
