@@ -3,10 +3,8 @@
 // is in this database.
 
 import { sql } from 'kysely'
+import { processedSeconds } from '../domain/broker.ts'
 import type { Db, Tx } from './schema.ts'
-
-/** How long a message is remembered (fixed): longer than anything sends one again. */
-export const rememberedSeconds = 8 * 86_400
 
 /**
  * Marks messages as processed by `consumer` and gives those it had not seen, in their order, each once. Of two
@@ -30,12 +28,12 @@ export async function processOnce<M extends { id: string }>(
   return messages.filter((message) => fresh.has(message.id) && byId.get(message.id) === message)
 }
 
-/** Forgets what is older than `rememberedSeconds`, a batch at a time, by inbox_processed_at. @returns how many went */
+/** Forgets what is older than `processedSeconds`, a batch at a time, by inbox_processed_at. @returns how many went */
 export async function pruneInbox(db: Db, batchMax = 5000): Promise<number> {
   const result = await sql`
     delete from inbox_processed where ctid = any(array(
       select ctid from inbox_processed
-      where processed_at < (select clock_timestamp() - ${rememberedSeconds} * interval '1 second')
+      where processed_at < (select clock_timestamp() - ${processedSeconds} * interval '1 second')
       limit ${batchMax}))`.execute(db)
   return Number(result.numAffectedRows ?? 0)
 }

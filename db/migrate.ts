@@ -9,6 +9,7 @@ import { sql } from 'kysely'
 import { type Migration, Migrator } from 'kysely/migration'
 import pg from 'pg'
 import { installJobs } from './jobTable.ts'
+import { mendOutbox } from './mend.ts'
 import { openDatabase } from './open.ts'
 import type { Db } from './schema.ts'
 
@@ -77,6 +78,7 @@ export async function migrate({ url, onStep, folder }: MigrateOptions): Promise<
     const database = openDatabase({ url, name: 'migrate', poolMax: 2, statementMaxMs: 0 })
     try {
       const applied = await applyMissing(database.db, folder ?? migrationsFolder, onStep)
+      if (folder === undefined) await mendOutbox(database.db, (line) => onStep?.(line))
       await installJobs(database.pool)
       return applied
     } finally {

@@ -7,6 +7,7 @@ import { sql } from 'kysely'
 import type { CloudEvent, EventType, NewEvent } from '../domain/events.ts'
 import type { Db, Tx } from './schema.ts'
 import { readByKey, transaction } from './transaction.ts'
+import { wakeAfterCommit } from './wake.ts'
 
 /** As many as 0001_foundation.sql made cursors. */
 const slotCount = 16
@@ -37,6 +38,7 @@ export async function writeEvents(tx: Tx, events: readonly NewEvent[]): Promise<
       ${events.map((event) => event.requestId ?? null)}::text[],
       ${events.map((event) => event.traceparent ?? null)}::text[]
     )`.execute(tx)
+  wakeAfterCommit(tx, 'outbox')
 }
 
 const readCommitted = { isolation: 'read committed' } as const
@@ -70,6 +72,11 @@ export async function relayEvents(
     db,
     async (tx) => {
       await readByKey(tx)
+      const aside = await takeAsides(tx, batchMax)
+      if (aside.length > 0) {
+        await publish(tx, aside)
+        return aside.length
+      }
       const rows = await takeEvents(tx, Math.ceil(batchMax / slotsMax))
       if (rows.length === 0) return 0
       await publish(tx, rows.map(toCloudEvent))
@@ -80,6 +87,28 @@ export async function relayEvents(
   )
 }
 
+/** Not leased by a relay over the network: one that is stopped to come here gives its slots up, or loses them soon. */
+const isFree = sql<boolean>`(c.leased_until is null or c.leased_until < clock_timestamp())`
+
+/** What a broker across the network had refused, before it was exchanged for this one: it comes first. */
+async function takeAsides(tx: Tx, batchMax: number): Promise<CloudEvent[]> {
+  const { rows } = await sql<{ event: CloudEvent }>`
+    with taken as materialized (
+      select c.slot from outbox_cursors c
+      where exists (select from outbox_aside a where a.slot = c.slot) and ${isFree}
+      for update skip locked
+    ), gone as (
+      delete from outbox_aside a using (
+        select f.slot, f.subject, f.txid, f.id from taken join outbox_aside f using (slot)
+        order by f.txid, f.id limit ${batchMax}
+      ) f
+      where (a.slot, a.subject, a.txid, a.id) = (f.slot, f.subject, f.txid, f.id)
+      returning a.txid, a.id, a.event
+    )
+    select event from gone order by txid, id`.execute(tx)
+  return rows.map(({ event }) => event)
+}
+
 async function takeEvents(tx: Tx, perSlotMax: number): Promise<Row[]> {
   const { rows } = await sql<Row>`
     with taken as materialized (
@@ -88,6 +117,7 @@ async function takeEvents(tx: Tx, perSlotMax: number): Promise<Row[]> {
         select from outbox o where o.slot = c.slot and (o.txid, o.id) > (c.txid, c.id)
           and o.txid < pg_snapshot_xmin(pg_current_snapshot())
       )
+      and ${isFree} and not exists (select from outbox_aside a where a.slot = c.slot)
       order by random() limit ${slotsMax} for update skip locked
     )
     select e.* from taken t cross join lateral (

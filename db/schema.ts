@@ -1,7 +1,7 @@
 // The tables as Kysely sees them, one type a table, in the order of migrations/*.sql. bigint and xid8 arrive as text.
 
 import type { ColumnType, Generated, Kysely, Transaction } from 'kysely'
-import type { EventType } from '../domain/events.ts'
+import type { CloudEvent, EventType } from '../domain/events.ts'
 
 type Made = ColumnType<Date, Date | undefined, Date>
 type Json<T> = ColumnType<T, string, string>
@@ -137,6 +137,19 @@ export type Schema = {
     txid: Generated<string>
     id: Generated<string>
     relayed: Generated<string>
+    leased_by: string | null
+    leased_until: Date | null
+    lease_no: Generated<string>
+  }
+  outbox_relays: { id: string; seen_at: Made }
+  outbox_aside: {
+    slot: number
+    subject: string
+    txid: string
+    id: string
+    event: Json<CloudEvent>
+    attempts: Generated<number>
+    next_at: Date | null
   }
   inbox_processed: { consumer: string; message_id: string; processed_at: Made }
   users: {

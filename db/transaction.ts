@@ -58,6 +58,11 @@ export const conflictsSoFar = (): ReadonlyMap<string, number> => conflicts
 
 const afterwards = new WeakMap<Tx, (() => void)[]>()
 
+const pools = new WeakMap<Tx, Db>()
+
+/** What a transaction was begun on; undefined when it is not one of transaction(). */
+export const poolOf = (tx: Tx): Db | undefined => pools.get(tx)
+
 /** Calls `fn` when the transaction is committed, and never when it is not. It must not throw. */
 export function afterCommit(tx: Tx, fn: () => void): void {
   afterwards.set(tx, [...(afterwards.get(tx) ?? []), fn])
@@ -96,6 +101,7 @@ export async function transaction<T>(
 
 async function attemptOnce<T>(db: Db, fn: (tx: Tx) => Promise<T>, isolation: IsolationLevel) {
   const tx = await db.startTransaction().setIsolationLevel(isolation).execute()
+  pools.set(tx, db)
   let result: T
   try {
     // One round trip. Without sequential scans, as under SERIALIZABLE one conflicts with every writer of its table.

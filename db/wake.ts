@@ -6,6 +6,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { sql } from 'kysely'
 import pg from 'pg'
 import type { Db, Tx } from './schema.ts'
+import { afterCommit, poolOf } from './transaction.ts'
 
 const channel = 'flotilla_jobs'
 /** The word that tells every worker to look for a request to stop. No queue is called so. */
@@ -24,10 +25,8 @@ export async function notifyQueues(on: Db | Tx, queues: readonly string[]): Prom
 
 export type Waker = { wake(queue: string): void; close(): Promise<void> }
 
-const togetherMs = 4
-
-/** The first wake-up goes out at once, those of the next few ms together. */
-export function createWaker(db: Db): Waker {
+/** The first wake-up goes out at once, those of the next `togetherMs` together. */
+export function createWaker(db: Db, togetherMs = 4): Waker {
   const waiting = new Set<string>()
   let flushing: Promise<void> | undefined
 
@@ -51,6 +50,21 @@ export function createWaker(db: Db): Waker {
       await flushing
     },
   }
+}
+
+/** Of a pool, for what is written without a queue of its own at hand. A sale writes in a stream: one word a while is enough. */
+const wakers = new WeakMap<Db, Waker>()
+const streamMs = 25
+
+/** Wakes those who wait for `queue`, once the transaction is committed. */
+export function wakeAfterCommit(tx: Tx, queue: string): void {
+  const db = poolOf(tx)
+  if (db === undefined) return
+  afterCommit(tx, () => {
+    const waker = wakers.get(db) ?? createWaker(db, streamMs)
+    wakers.set(db, waker)
+    waker.wake(queue)
+  })
 }
 
 export type ListenerOptions = {

@@ -67,6 +67,7 @@ export type CloudEvent<T extends EventType = EventType> = {
   datacontenttype: 'application/json'
   sequence: string
   requestid?: string
+  /** W3C trace context of the command that made it true. */
   traceparent?: string
   data: EventData[T]
 }

@@ -3,7 +3,7 @@
 
 import { type JobSchedule, jobSchedules } from './retries.ts'
 
-export type QueueName = 'commands' | 'inbox' | 'email'
+export type QueueName = 'commands' | 'outbox' | 'inbox' | 'email'
 
 export type Queue = {
   name: QueueName
@@ -32,6 +32,13 @@ export const queues: readonly Queue[] = [
   {
     name: 'commands',
     purpose: 'writes asked for with Prefer: respond-async',
+    retry: 'background',
+    expireInSeconds: 60,
+    keepFinished: true,
+  },
+  {
+    name: 'outbox',
+    purpose: 'domain events that the broker refused, sent once more by `jobs failed:retry`',
     retry: 'background',
     expireInSeconds: 60,
     keepFinished: true,

@@ -1,4 +1,4 @@
-// Ends what a test run started, when the run is over or was killed: reads lines of {pid?, dir?} from stdin, and at its
+// Ends what a test run started, when the run is over or was killed: reads lines of {pid?, group?, dir?} from stdin, and at its
 // end asks the processes to quit, waits for them, kills what stays, and removes the folders.
 
 import { readFileSync, rmSync } from 'node:fs'
@@ -18,8 +18,9 @@ function startOf(pid) {
 const processes = []
 const dirs = []
 for await (const line of createInterface({ input: process.stdin })) {
-  const { pid, signal, dir } = JSON.parse(line)
-  if (pid) processes.push({ pid, signal, started: startOf(pid) })
+  const { pid, signal, group, dir } = JSON.parse(line)
+  // The whole group that it leads.
+  if (pid) processes.push({ pid, to: group ? -pid : pid, signal, started: startOf(pid) })
   if (dir) dirs.push(dir)
 }
 
@@ -35,7 +36,7 @@ const send = (pid, signal) => {
 // A process that ended meanwhile is let alone: its number may be another's by now.
 const left = () => processes.filter(({ pid, started }) => startOf(pid) === started && send(pid, 0))
 
-for (const { pid, signal } of left()) send(pid, signal)
+for (const { to, signal } of left()) send(to, signal)
 for (let waited = 0; left().length > 0 && waited < 10_000; waited += 20) await sleep(20)
-for (const { pid } of left()) send(pid, 'SIGKILL')
+for (const { to } of left()) send(to, 'SIGKILL')
 for (const dir of dirs) rmSync(dir, { recursive: true, force: true, maxRetries: 5 })

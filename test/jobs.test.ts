@@ -12,7 +12,7 @@ import { type Job, type Jobs, openJobs } from '../db/jobs.ts'
 import { installJobs, pgbossSchemaVersion } from '../db/jobTable.ts'
 import { pauseQueue, readPaused, resumeQueue } from '../db/pauses.ts'
 import { transaction } from '../db/transaction.ts'
-import type { QueueName } from '../domain/queues.ts'
+import { deadLetterOf, type QueueName, queues } from '../domain/queues.ts'
 import { type TestDatabase, testDatabase } from './database.ts'
 import { claimEarlier, emptyJobs, everyJob, loseLife } from './jobRows.ts'
 
@@ -66,7 +66,7 @@ describe('the job table', () => {
       select name from pgboss.queue order by name`.execute(test1.db)
     assert.deepEqual(
       rows.map(({ name }) => name),
-      ['commands', 'commands.dead', 'email', 'email.dead', 'inbox', 'inbox.dead'],
+      queues.flatMap(({ name }) => [name, deadLetterOf(name)]).sort(),
     )
   })
 

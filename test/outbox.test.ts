@@ -7,7 +7,7 @@ import { sql } from 'kysely'
 import { type Jobs, openJobs } from '../db/jobs.ts'
 import { pruneOutbox, readOutboxLag, relayEvents, slotOf, writeEvents } from '../db/outbox.ts'
 import { transaction } from '../db/transaction.ts'
-import type { Broker } from '../domain/broker.ts'
+import type { DatabaseBroker } from '../domain/broker.ts'
 import type { CloudEvent, NewEvent } from '../domain/events.ts'
 import { createDatabaseBroker } from '../workers/outbox/database.ts'
 import { relayPass } from '../workers/outbox/outbox.ts'
@@ -79,11 +79,11 @@ describe('the outbox', () => {
       return rows.length === 0
     })
   }
-  const relay = (broker: Broker<never>, db = fresh.db) =>
+  const relay = (broker: DatabaseBroker<never>, db = fresh.db) =>
     relayPass({ db, broker: broker as never, batchMax: 500 })(signal, Number.POSITIVE_INFINITY)
   const recorder = () => {
     const taken: CloudEvent[] = []
-    const broker: Broker<never> = {
+    const broker: DatabaseBroker<never> = {
       name: 'recorder',
       async publish(_tx, events) {
         taken.push(...events)
@@ -190,7 +190,7 @@ describe('the outbox', () => {
 
   test('relays nothing when the broker refuses, and all of it later', async () => {
     await write([completed(left, 1)])
-    const refusing: Broker<never> = {
+    const refusing: DatabaseBroker<never> = {
       name: 'refusing',
       publish: () => Promise.reject(new Error('no room')),
     }

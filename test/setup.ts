@@ -182,7 +182,13 @@ async function freePort(): Promise<number> {
 
 export type Guard = {
   /** SIGQUIT is Postgres's immediate shutdown: nothing in a test is worth a checkpoint. */
-  watch(what: { pid?: number | undefined; signal?: 'SIGTERM' | 'SIGQUIT'; dir?: string }): void
+  watch(what: {
+    pid?: number | undefined
+    signal?: 'SIGTERM' | 'SIGQUIT' | 'SIGKILL'
+    /** With all of the group it leads. */
+    group?: boolean
+    dir?: string
+  }): void
   end(): Promise<void>
 }
 

@@ -151,6 +151,20 @@ export const commonSettings = {
   ...traceSettings,
 } as const
 
+const brokerForm =
+  /^(amqps?:\/\/[^/@]|(nats|tls):\/\/[^/@]|rediss?(\+(cluster|sentinel))?:\/\/[^/])/
+const brokerSchemes = 'amqp://, amqps://, nats://, tls://, redis:// or rediss://'
+
+/** What the workers on either side of the broker read. */
+export const brokerSettings = {
+  BROKER_URL: text({
+    doc: 'broker of the domain events: RabbitMQ, NATS JetStream or Redis; unset: the database',
+    secret: true,
+    parse: (value) =>
+      brokerForm.test(value) ? value : fail(`must be a URL that begins with ${brokerSchemes}`),
+  }),
+} as const
+
 /**
  * Reads `settings` out of `env`.
  * @throws ConfigError with every fault; secrets' values are not in it

@@ -2,6 +2,7 @@
 // takes too long.
 
 import { setTimeout as sleep } from 'node:timers/promises'
+import { sql } from 'kysely'
 import { workers } from '../../cli/workers.ts'
 import { readQueueStats } from '../../db/jobStats.ts'
 import { openDatabase } from '../../db/open.ts'
@@ -50,6 +51,7 @@ export async function untilCalm(
   machines: readonly Machine[],
   signal: AbortSignal,
   say: (line: string) => void,
+  isRemote = false,
 ): Promise<Check[]> {
   const missing = await allReady(machines, signal)
   let told = performance.now()
@@ -58,7 +60,7 @@ export async function untilCalm(
   try {
     for (;;) {
       signal.throwIfAborted()
-      const busy = await leftToDo(db)
+      const busy = [...(await leftToDo(db)), ...(isRemote ? await leftAtBroker(db) : [])]
       if (busy.length === 0 || performance.now() > endsAt) {
         return [
           { name: 'every worker is back and ready', faults: missing },
@@ -93,4 +95,14 @@ async function leftToDo(db: Db): Promise<string[]> {
         : [],
     ),
   ]
+}
+
+/** Events the inbox has not had from the broker; those aside count as well. */
+async function leftAtBroker(db: Db): Promise<string[]> {
+  const { rows } = await sql<{ missing: number }>`
+    select count(*)::int as missing from outbox o
+    where o.type in ('order.completed', 'ticket.generated') and not exists (
+      select from inbox_processed p where p.message_id = o.message_id)`.execute(db)
+  const missing = rows[0]?.missing ?? 0
+  return missing > 0 ? [`${missing} events to come from the broker`] : []
 }

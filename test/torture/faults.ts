@@ -8,8 +8,14 @@ import type { Buyers } from './buyers.ts'
 import type { Dice } from './dice.ts'
 import type { Machine, Running } from './machines.ts'
 import type { Outage, Postgres } from './postgres.ts'
+import type { Rabbit } from './rabbit.ts'
 
-export type Victims = { machines: readonly Machine[]; postgres: Postgres; buyers: Buyers }
+export type Victims = {
+  machines: readonly Machine[]
+  postgres: Postgres
+  buyers: Buyers
+  rabbit?: Rabbit | undefined
+}
 
 export type Faults = {
   /** Strikes every 0.5 to 2 s until the signal aborts; resolves when nothing is frozen any more. */
@@ -23,6 +29,8 @@ export const essentials: readonly string[] = [
   ...workers.map(({ name }) => `kill -9 ${name}`),
   'Postgres crashed',
 ]
+
+export const rabbitCrashed = 'RabbitMQ crashed'
 
 /** Says in a few words what it did; undefined: there was nobody to hit just now. */
 type Fault = { name: string; strike(): Promise<string | undefined> }
@@ -58,12 +66,14 @@ export function createFaults(victims: Victims, dice: Dice, told: (line: string) 
 }
 
 function deal(deck: readonly Fault[], dice: Dice): Fault[] {
-  const first = essentials.map((name) => deck.find((fault) => fault.name === name)!)
+  const first = [...essentials, rabbitCrashed].flatMap(
+    (name) => deck.find((fault) => fault.name === name) ?? [],
+  )
   return [...dice.shuffle(first), ...dice.shuffle(deck.filter((fault) => !first.includes(fault)))]
 }
 
 function createDeck(
-  { machines, postgres, buyers }: Victims,
+  { machines, postgres, buyers, rabbit }: Victims,
   dice: Dice,
   frozen: Map<number, Promise<void>>,
 ): Fault[] {
@@ -147,8 +157,18 @@ function createDeck(
     },
   }
 
+  const broker: Fault[] = rabbit
+    ? [
+        {
+          name: rabbitCrashed,
+          strike: async () => `away for ${((await rabbit.restart()) / 1000).toFixed(1)} s`,
+        },
+      ]
+    : []
+
   const names = workers.map(({ name }) => name)
   return [
+    ...broker,
     ...names.flatMap((name) => [hit(name, 'SIGKILL'), hit(name, 'SIGKILL')]),
     ...names.map(freeze),
     hit('http', 'SIGTERM'),

@@ -8,11 +8,14 @@ import { auditLedger } from '../../db/ledger.ts'
 import { openDatabase } from '../../db/open.ts'
 import { checks, tables } from './checks.ts'
 import type { Write } from './client.ts'
+import type { Rabbit } from './rabbit.ts'
 
 export type Check = { name: string; faults: string[] }
 
 export type Evidence = {
   url: string
+  /** Where the events went; undefined: inside the database. */
+  rabbit?: Rabbit | undefined
   writes: readonly Write[]
   /** What no client may see, and some client saw. */
   seen: readonly string[]
@@ -43,7 +46,7 @@ export async function keepInbox(url: string): Promise<void> {
 }
 
 export async function prove(evidence: Evidence): Promise<Check[]> {
-  const { url, writes, seen } = evidence
+  const { url, writes, seen, rabbit } = evidence
   const { db, close } = openDatabase({ url, name: 'proof' })
   const client = new pg.Client({ connectionString: url })
   await client.connect()
@@ -57,11 +60,13 @@ export async function prove(evidence: Evidence): Promise<Check[]> {
         faults: [...seen],
       },
     ]
-    for (const { name, query } of checks) {
+    for (const { name, query, inside } of checks) {
+      if (inside && rabbit) continue
       const { rows } = await client.query<{ row: string }>(query)
       proven.push({ name, faults: rows.map(({ row }) => row) })
     }
-    return [...proven, ...(await checkMails(client, evidence))]
+    const arrived = (await rabbit?.prove(client)) ?? []
+    return [...proven, ...arrived, ...(await checkMails(client, evidence))]
   } finally {
     await client.end()
     await close()

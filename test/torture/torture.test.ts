@@ -2,13 +2,14 @@
 // hand, see torture.ts.
 
 import assert from 'node:assert/strict'
-import { test } from 'node:test'
-import { essentials } from './faults.ts'
+import { type TestContext, test } from 'node:test'
+import { withoutRabbit } from '../servers/rabbitmq.ts'
+import { essentials, rabbitCrashed } from './faults.ts'
 import { torture } from './torture.ts'
 
 const seed = 7
 
-test('a fleet that is killed, frozen and cut off under load', { timeout: 420_000 }, async (t) => {
+async function tortured(t: TestContext, given: { seconds: number; rabbit?: boolean }) {
   const { signal } = t
   const said: string[] = []
   const say = (line: string) => said.push(line)
@@ -16,11 +17,25 @@ test('a fleet that is killed, frozen and cut off under load', { timeout: 420_000
   t.after(() => {
     if (!proven) for (const line of said) t.diagnostic(line)
   })
-  const { checks, faults } = await torture({ seed, seconds: 35, buyers: 30, signal, say })
-  const missing = essentials.filter((name) => !faults.has(name))
+  const { checks, faults } = await torture({ seed, buyers: 30, signal, say, ...given })
+  const kinds = [...essentials, ...(given.rabbit ? [rabbitCrashed] : [])]
+  const missing = kinds.filter((name) => !faults.has(name))
   proven = missing.length === 0 && checks.every(({ faults }) => faults.length === 0)
   await t.test('was hit by each kind of fault', () => assert.deepEqual(missing, []))
   for (const { name, faults } of checks) {
     await t.test(name, () => assert.deepEqual(faults, []))
   }
-})
+}
+
+test('a fleet that is killed, frozen and cut off under load', { timeout: 420_000 }, (t) =>
+  tortured(t, { seconds: 35 }),
+)
+
+test(
+  'the same over a RabbitMQ that crashes too',
+  {
+    timeout: 420_000,
+    skip: withoutRabbit(),
+  },
+  (t) => tortured(t, { seconds: 35, rabbit: true }),
+)

@@ -1,6 +1,6 @@
 // Torture: two of every worker under load, while processes are killed and frozen, connections cut and Postgres stopped,
 // crashed and killed, as the dice say. Then calm, and the tables are asked whether anything was lost, doubled or mixed
-// up. By hand: `npx node test/torture/torture.ts --minutes 10 --seed 42`; the data folder stays when a check fails.
+// up. By hand: `npx node test/torture/torture.ts --minutes 10 --seed 42 [--rabbit]`; the data folder stays when a check fails.
 
 import { randomBytes } from 'node:crypto'
 import { once } from 'node:events'
@@ -16,6 +16,7 @@ import { createFaults, type Faults } from './faults.ts'
 import { type Machine, startMachine } from './machines.ts'
 import { startPostgres } from './postgres.ts'
 import { type Check, describeChecks, keepInbox, mailDirOf, prove } from './proof.ts'
+import { startTortureRabbit } from './rabbit.ts'
 import { describeRun, sumUp } from './report.ts'
 
 export type TortureOptions = {
@@ -23,6 +24,8 @@ export type TortureOptions = {
   seed: number
   /** Buyers at once. */
   buyers: number
+  /** Events go over a RabbitMQ that is killed as well, instead of inside the database. */
+  rabbit?: boolean
   /** Ends the torture early; everything is stopped and nothing proven. */
   signal: AbortSignal
   say(line: string): void
@@ -61,10 +64,12 @@ async function runIn(
   const { url } = postgres
   await migrate({ url })
   await keepInbox(url)
+  const rabbit = options.rabbit ? await startTortureRabbit() : undefined
+  if (rabbit) ends.push(rabbit.stop)
   const secret = randomBytes(16).toString('hex')
   const machines: Machine[] = []
   for (const name of ['machine-1', 'machine-2']) {
-    const env = environment(url, secret)
+    const env = { ...environment(url, secret), ...(rabbit && { BROKER_URL: rabbit.url }) }
     const machine = await startMachine({ name, dataDir: join(dataDir, name), env })
     ends.push(machine.stop)
     machines.push(machine)
@@ -76,13 +81,14 @@ async function runIn(
   await allReady(machines, signal)
   await buyers.open()
 
-  const faults = createFaults({ machines, postgres, buyers }, createDice(seed + 1), say)
+  const faults = createFaults({ machines, postgres, buyers, rabbit }, createDice(seed + 1), say)
   await storm(options, buyers, faults)
   say('calm: everything runs again, and what was begun comes to its end')
-  const checks = await untilCalm(url, machines, signal, say)
+  const checks = await untilCalm(url, machines, signal, say, rabbit !== undefined)
   for (const line of describeRun(buyers, faults, machines)) say(line)
   const proof = await prove({
     url,
+    rabbit,
     writes: buyers.writes,
     seen: buyers.faults,
     mailDirs: machines.map(({ name }) => mailDirOf(join(dataDir, name))),
@@ -143,6 +149,7 @@ async function main(): Promise<void> {
       minutes: { type: 'string', default: '10' },
       seed: { type: 'string', default: String(Date.now() % 100_000) },
       buyers: { type: 'string', default: '40' },
+      rabbit: { type: 'boolean', default: false },
     },
   })
   const stopper = new AbortController()
@@ -155,6 +162,7 @@ async function main(): Promise<void> {
     seed,
     seconds: Number(values.minutes) * 60,
     buyers: Number(values.buyers),
+    rabbit: values.rabbit,
     signal: stopper.signal,
     say,
   })

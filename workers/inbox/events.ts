@@ -1,12 +1,14 @@
 // Turns events into the jobs they ask for, as pure rules: which event becomes which mail. A job's id is made of the
 // event's id and what it becomes, so that however the event comes a second time it asks for the same job.
 
-import { validate as isUuid, v5 as uuidv5 } from 'uuid'
+import { v5 as uuidv5 } from 'uuid'
 import type { NewJob } from '../../db/jobs.ts'
 import type { Recipient } from '../../db/users.ts'
+import { eventSchema, eventTypes } from '../../domain/catalogue.ts'
 import type { EmailJob } from '../../domain/emails.ts'
 import type { CloudEvent, EventType } from '../../domain/events.ts'
 import type { QueueName } from '../../domain/queues.ts'
+import { faultOf, type Schema } from '../../domain/schema.ts'
 
 export type Outcome = {
   jobs: { queue: QueueName; job: NewJob }[]
@@ -14,19 +16,23 @@ export type Outcome = {
   unreachable: { type: EventType; userId: string; eventId: string }[]
 }
 
-/** @throws Error when it is no CloudEvent of ours */
+const schemas = new Map<string, Schema>(eventTypes.map((type) => [type, eventSchema(type)]))
+
+/** @throws Error when it is no CloudEvent of the catalogue: what does not fit, and where; values are not in it */
 export function decodeEvent(data: unknown): CloudEvent {
-  const event = data as Partial<CloudEvent> | null
-  if (typeof event !== 'object' || event === null) throw new Error('an event must be an object')
-  if (event.specversion !== '1.0') throw new Error('specversion must be "1.0"')
-  for (const name of ['id', 'type', 'subject', 'time', 'sequence'] as const) {
-    if (typeof event[name] !== 'string') throw new Error(`${name} must be a text`)
+  if (typeof data !== 'object' || data === null || Array.isArray(data)) {
+    throw new Error('an event must be an object')
   }
-  if (!isUuid(event.id)) throw new Error('id must be a UUID')
-  if (typeof event.data !== 'object' || event.data === null) {
-    throw new Error('data must be an object')
+  const { specversion, type } = data as Partial<CloudEvent>
+  if (specversion !== '1.0') throw new Error('specversion must be "1.0"')
+  const schema = typeof type === 'string' ? schemas.get(type) : undefined
+  if (schema === undefined) {
+    const named = typeof type === 'string' && /^[\w.-]{1,100}$/.test(type) ? ` "${type}"` : ''
+    throw new Error(`type${named} is not known: the catalogue has ${eventTypes.join(', ')}`)
   }
-  return event as CloudEvent
+  const fault = faultOf(schema, data)
+  if (fault !== undefined) throw new Error(fault)
+  return data as CloudEvent
 }
 
 /** Whom the events are for. */

@@ -10,27 +10,33 @@ import type { CloudEvent } from '../../domain/events.ts'
 import type { QueueName } from '../../domain/queues.ts'
 import { batchPass, type Traced } from '../jobs.ts'
 import type { Pass } from '../loop.ts'
+import type { Span } from '../trace.ts'
 import type { Worker } from '../worker.ts'
 import { decodeEvent, type Outcome, toJobs, usersOf } from './events.ts'
 
 /** Under which name this consumer remembers what it has seen. */
 const consumer = 'notifications'
 
-export type InboxOptions = {
-  db: Db
+export type Counts = { processed: number; duplicates: number; unreachable: number }
+
+export type HandlerOptions = {
   jobs: Jobs
-  batchMax: number
-  worker: Pick<Worker, 'log' | 'failed' | 'dying'>
-  onProcessed?(outcome: { processed: number; duplicates: number; unreachable: number }): void
+  worker: Pick<Worker, 'log'>
+  onProcessed?(counts: Counts): void
 }
 
-export function inboxPass(options: InboxOptions): Pass {
-  const { db, jobs, batchMax, worker, onProcessed } = options
+/** Does what events ask for, once, inside the caller's transaction; what it gives back is called after the commit. */
+export type Handler = (tx: Tx, events: readonly CloudEvent[]) => Promise<() => void>
 
-  async function handle(tx: Tx, batch: Traced<CloudEvent>[]): Promise<() => void> {
-    const events = batch.map(({ data, span: { traceparent } }): CloudEvent => {
-      return traceparent === undefined ? data : { ...data, traceparent }
-    })
+export function createHandler({ jobs, worker, onProcessed }: HandlerOptions): Handler {
+  function tellUnreachable({ unreachable }: Outcome): void {
+    for (const { type, userId, eventId } of unreachable) {
+      const told = { type, user_id: userId, event_id: eventId }
+      worker.log.warn(told, 'no mail: the user has no address')
+    }
+  }
+
+  return async (tx, events) => {
     const fresh = await processOnce(tx, consumer, events)
     const users = await readRecipients(tx, usersOf(fresh))
     const outcome = toJobs(fresh, new Map(users.map((user) => [user.id, user])))
@@ -42,16 +48,29 @@ export function inboxPass(options: InboxOptions): Pass {
       onProcessed?.({ processed: fresh.length, duplicates, unreachable })
     }
   }
+}
 
-  function tellUnreachable({ unreachable }: Outcome): void {
-    for (const { type, userId, eventId } of unreachable) {
-      const told = { type, user_id: userId, event_id: eventId }
-      worker.log.warn(told, 'no mail: the user has no address')
-    }
-  }
+export type InboxOptions = HandlerOptions & {
+  db: Db
+  batchMax: number
+  worker: Pick<Worker, 'log' | 'failed' | 'dying'>
+}
 
+/** Over the queue `inbox`: events relayed inside the database, and those that failed when a broker brought them. */
+export function inboxPass(options: InboxOptions): Pass {
+  const { db, jobs, batchMax, worker } = options
+  const take = createHandler(options)
+  const handle = (tx: Tx, batch: Traced<CloudEvent>[]) =>
+    take(
+      tx,
+      batch.map(({ data, span }) => underSpan(data, span)),
+    )
   return batchPass({ db, jobs, queue: 'inbox', batchMax, worker, decode: decodeEvent, handle })
 }
+
+/** What comes of the event belongs to this part of its trace. */
+export const underSpan = (event: CloudEvent, { traceparent }: Span): CloudEvent =>
+  traceparent === undefined ? event : { ...event, traceparent }
 
 type Made = Outcome['jobs'][number]
 

@@ -5,10 +5,10 @@
 
 import type { Jobs } from '../../db/jobs.ts'
 import type { Tx } from '../../db/schema.ts'
-import { type Broker, subscriptions } from '../../domain/broker.ts'
+import { type DatabaseBroker, subscriptions } from '../../domain/broker.ts'
 import type { QueueName } from '../../domain/queues.ts'
 
-export function createDatabaseBroker(jobs: Jobs): Broker<Tx> {
+export function createDatabaseBroker(jobs: Jobs): DatabaseBroker<Tx> {
   const bindings = Object.entries(subscriptions).map(
     ([queue, types]) => [queue as QueueName, new Set<string>(types)] as const,
   )

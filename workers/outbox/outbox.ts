@@ -4,12 +4,12 @@
 
 import { pruneOutbox, relayEvents } from '../../db/outbox.ts'
 import type { Db, Tx } from '../../db/schema.ts'
-import type { Broker } from '../../domain/broker.ts'
+import type { DatabaseBroker } from '../../domain/broker.ts'
 import type { Pass } from '../loop.ts'
 
 export type RelayOptions = {
   db: Db
-  broker: Broker<Tx>
+  broker: DatabaseBroker<Tx>
   batchMax: number
   onRelayed?(count: number): void
 }

@@ -1,0 +1,274 @@
+// The relay over a broker across the network (kind b): leases slots of the outbox, reads ahead, keeps a window of events
+// on their way to the broker, and moves the cursors over what it has taken. As a pass it comes back about every half a
+// second while it has work, and what is on its way stays so; `finish` waits for the answers and gives the slots back. A
+// broker that is away costs nothing but time: nothing is put aside, and no more is read than the window holds.
+
+import { setTimeout as sleep } from 'node:timers/promises'
+import { v7 as uuidv7 } from 'uuid'
+import { readAsideSubjects } from '../../db/aside.ts'
+import {
+  giveUpSlots,
+  holdSlots,
+  leaseSeconds,
+  leaveRelays,
+  readSlots,
+  settleSlots,
+  waitsInSlots,
+} from '../../db/relay.ts'
+import type { Db } from '../../db/schema.ts'
+import type { Publisher, Verdict } from '../../domain/broker.ts'
+import type { Pass } from '../loop.ts'
+import type { Worker } from '../worker.ts'
+import { createAsides } from './aside.ts'
+import type { RelayMetrics } from './metrics.ts'
+import { createSlots, type Entry, moveOf, type Slot, toAside, toOutgoing } from './slots.ts'
+
+export type RelayOptions = {
+  db: Db
+  publisher: Publisher
+  /** Events on their way at once, at most. */
+  windowMax: number
+  worker: Pick<Worker, 'log' | 'failed' | 'dying'>
+  metrics: RelayMetrics
+}
+
+const passMs = 500
+/** A third of a lease: two renewals may fail. */
+const renewMs = (leaseSeconds * 1000) / 3
+/** Before a lease ends nothing more is sent: what is on its way arrives within this. */
+const marginMs = 3000
+/** Events that were taken wait so long for others, to be settled together; so many do not wait. */
+const settleMs = 20
+const settleMax = 1000
+/** When to look again: while an older transaction keeps events from being read, and while others are on their way. */
+const lookMs = { horizon: 10, busy: 50 }
+/** A relay that does not reach its broker for so long leaves its slots to others that may. */
+const awayMs = 5000
+/** Bytes of events in memory, as far as the size of those before them tells. */
+const bytesMax = 32 * 1024 * 1024
+
+export function remoteRelayPass(options: RelayOptions): Pass {
+  const { db, publisher, windowMax, worker, metrics } = options
+  const relay = uuidv7()
+  const slots = createSlots()
+  const { held, count } = slots
+  const running = new Set<string>()
+  const faults: unknown[] = []
+  let changed = Promise.withResolvers<void>()
+  // All by this process's own clock.
+  let [renewedAt, renewAt, settledAt, lookAt] = [Number.NEGATIVE_INFINITY, 0, 0, 0]
+  let awaySince = Number.POSITIVE_INFINITY
+  let [handled, roomMax, window, rowBytes] = [0, 0, windowMax, 1024]
+  let waitsForHorizon = false
+  let stopping = false
+
+  const change = (): void => {
+    changed.resolve()
+    changed = Promise.withResolvers()
+  }
+  publisher.onChange(change)
+  const asides = createAsides({ ...options, relay })
+
+  /** Beside the rest, one of a kind at a time. What it throws ends the pass; the next begins anew. */
+  function start(name: string, work: () => Promise<void>): void {
+    if (running.has(name)) return
+    running.add(name)
+    work()
+      .catch((error) => faults.push(error))
+      .finally(() => {
+        running.delete(name)
+        change()
+      })
+  }
+
+  async function renew(): Promise<void> {
+    const askedAt = performance.now()
+    renewAt = askedAt + renewMs
+    const { leases, share } = await holdSlots(db, relay)
+    renewedAt = askedAt
+    const numbers = new Map(leases.map(({ slot, leaseNo }) => [slot, leaseNo]))
+    for (const slot of held.values()) if (numbers.get(slot.no) !== slot.leaseNo) slots.drop(slot)
+    const taken = leases.filter(({ slot }) => !held.has(slot))
+    if (taken.length > 0) {
+      const aside = await readAsideSubjects(
+        db,
+        taken.map(({ slot }) => slot),
+      )
+      for (const lease of taken) slots.hold(lease)
+      for (const { slot, subject } of aside) held.get(slot)?.aside.add(subject)
+      lookAt = 0
+    }
+    // Those with the least to do go first.
+    const mine = staying().sort((a, b) => a.entries.length - b.entries.length)
+    for (const slot of mine.slice(0, Math.max(0, mine.length - share))) slot.leaving = true
+  }
+
+  const staying = (): Slot[] => [...held.values()].filter(({ leaving }) => !leaving)
+
+  /** Slots to be given up, of which nothing is on its way and nothing is left to settle. */
+  const given = (): Slot[] =>
+    [...held.values()].filter(
+      ({ leaving, entries }) => leaving && entries.every(({ is }) => is === 'waiting'),
+    )
+
+  async function giveUp(): Promise<void> {
+    const numbers = given().map(({ no }) => no)
+    for (const slot of given()) slots.drop(slot)
+    await giveUpSlots(db, relay, numbers)
+  }
+
+  async function leave(): Promise<void> {
+    for (const slot of held.values()) slots.drop(slot)
+    renewAt = 0
+    await leaveRelays(db, relay)
+  }
+
+  async function read(): Promise<void> {
+    const from = staying()
+    const at = from.map(({ no, readTo }) => ({ slot: no, ...readTo }))
+    const room = Math.min(2 * windowMax, bytesMax / rowBytes, roomMax - handled) - count.entries
+    const rows = await readSlots(db, at, Math.max(1, Math.ceil(room / from.length)))
+    // What is over a limit stays where it is.
+    const bySlot = Map.groupBy(rows.slice(0, Math.max(1, room)), ({ slot }) => slot)
+    let bytes = 0
+    for (const slot of from) {
+      const read = (bySlot.get(slot.no) ?? []).map((row) => {
+        const event = toOutgoing(row)
+        bytes += event.body.length
+        return { txid: row.txid, id: row.id, event }
+      })
+      // It may have been lost meanwhile.
+      if (held.get(slot.no) === slot) slots.add(slot, read)
+    }
+    if (rows.length > 0) {
+      rowBytes = Math.max(256, (rowBytes + bytes / rows.length) / 2)
+      lookAt = 0
+      return
+    }
+    waitsForHorizon = await waitsInSlots(db, at)
+    lookAt = performance.now() + (waitsForHorizon ? lookMs.horizon : lookMs.busy)
+  }
+
+  function send(): void {
+    if (performance.now() > renewedAt + leaseSeconds * 1000 - marginMs) return
+    while (count.sent < window && !stopping && publisher.away() === undefined) {
+      const entry = slots.next()
+      if (entry === undefined) return
+      const since = performance.now()
+      publisher.publish(entry.event, (verdict) => told(entry, verdict, since))
+    }
+  }
+
+  function told(entry: Entry, verdict: Verdict, since: number): void {
+    if (verdict.is === 'taken') {
+      slots.taken(entry)
+      metrics.confirmed((performance.now() - since) / 1000)
+      window = Math.min(windowMax, window + 1)
+    } else if (verdict.is === 'lost') {
+      slots.lost(entry)
+      // If it was one of these that broke the connection, it is alone before long.
+      window = Math.max(1, Math.min(window, count.sent >> 1))
+    } else {
+      slots.refused(entry, verdict.why)
+      asides.tellRefused(entry.event, verdict.why)
+    }
+    if (count.sent < window) send()
+    if (count.sent === 0 || count.known >= settleMax || count.entries < windowMax) change()
+  }
+
+  async function settle(): Promise<void> {
+    settledAt = performance.now()
+    const done = slots.done()
+    if (done.length === 0) return
+    const moves = done.map(({ slot, entries }) => moveOf(slot, entries))
+    const aside = done.flatMap(({ entries }) => entries.filter(({ is }) => is === 'aside'))
+    const ours = await settleSlots(db, relay, moves, aside.map(toAside))
+    for (const { slot, entries } of done) {
+      if (held.get(slot.no) !== slot) continue
+      if (!ours.has(slot.no)) {
+        slots.drop(slot)
+        continue
+      }
+      slots.forget(slot, entries)
+      handled += entries.length
+      metrics.relayed(entries.filter(({ is }) => is === 'taken').length)
+    }
+    if (aside.length > 0) asides.lookNow()
+  }
+
+  function startWork(): void {
+    const now = performance.now()
+    const isAway = publisher.away() !== undefined
+    if (!isAway) awaySince = Number.POSITIVE_INFINITY
+    else if (awaySince === Number.POSITIVE_INFINITY) awaySince = now
+    if (now > awaySince + awayMs && count.sent === 0) {
+      if (held.size > 0 && !running.has('settle')) start('renew', leave)
+    } else if (now >= renewAt) start('renew', renew)
+    else if (given().length > 0 && !running.has('settle')) start('renew', giveUp)
+    send()
+    startSettling(now)
+    const isFull = count.entries >= windowMax || count.bytes > bytesMax / 2
+    if (isAway || isFull || staying().length === 0) return
+    if (now >= lookAt && handled + count.entries < roomMax) start('read', read)
+    if (!running.has('settle')) asides.start([...held.values()], (work) => start('aside', work))
+  }
+
+  function startSettling(now: number): void {
+    if (count.known === 0) return
+    if (count.known >= settleMax || now >= settledAt + settleMs) start('settle', settle)
+  }
+
+  /** What the pass comes back with, if it is over. */
+  function outcome(until: number): Awaited<ReturnType<Pass>> | undefined {
+    const now = performance.now()
+    const isAway = publisher.away() !== undefined
+    const isBusy = running.size > 0 || count.sent > 0 || count.known > 0
+    if (!isBusy && (isAway || held.size === 0)) return handled || { waitMs: 250 }
+    if (!isBusy && count.entries === 0 && lookAt > now && !asides.isDue([...held.values()])) {
+      if (handled > 0 || !waitsForHorizon) return handled
+      return { waitMs: lookMs.horizon }
+    }
+    if (now < until && handled < roomMax) return undefined
+    return handled || { waitMs: 0 }
+  }
+
+  const pass: Pass = async (signal, handledMax) => {
+    const until = performance.now() + passMs
+    ;[handled, roomMax, lookAt] = [0, handledMax, 0]
+    signal.addEventListener('abort', change, { once: true })
+    try {
+      for (;;) {
+        if (faults.length > 0) throw faults.splice(0)[0]
+        if (signal.aborted) return handled
+        const next = changed.promise
+        startWork()
+        const result = outcome(until)
+        if (result !== undefined) return result
+        const timer = setTimeout(change, lookMs.horizon)
+        await next
+        clearTimeout(timer)
+      }
+    } finally {
+      signal.removeEventListener('abort', change)
+    }
+  }
+
+  /** Waits for the answers that are due, as long as the grace lasts. What has none is sent again by the next. */
+  async function finish(): Promise<number> {
+    stopping = true
+    handled = 0
+    while ((count.sent > 0 || running.size > 0) && !worker.dying.aborted) {
+      if (publisher.away() !== undefined && running.size === 0) break
+      startSettling(performance.now())
+      await Promise.race([changed.promise, sleep(settleMs)])
+    }
+    if (count.known > 0) await settle()
+    await leave()
+    return handled
+  }
+  const wake = (): void => {
+    lookAt = 0
+    change()
+  }
+  return Object.assign(pass, { finish, wake })
+}

@@ -1,0 +1,193 @@
+// What a relay has in memory of the slots it holds: the events it has read and not settled, which of them may be sent,
+// and how far each slot is done. Of one subject one event is sent at a time: the next leaves when the broker has taken
+// it, so that a refusal never lets a later one pass. No I/O.
+
+import type { Aside } from '../../db/aside.ts'
+import type { Move, OutboxRow, Position } from '../../db/relay.ts'
+import type { Outgoing } from '../../domain/broker.ts'
+
+export type Entry = Position & {
+  slot: Slot
+  event: Outgoing
+  /** `aside`: refused, or behind one of its subject that was. */
+  is: 'waiting' | 'sent' | 'taken' | 'aside'
+  /** Why it was refused. */
+  error?: string
+}
+
+export type Slot = {
+  no: number
+  leaseNo: string
+  /** Read, not settled, in their order. */
+  entries: Entry[]
+  readTo: Position
+  /** Subjects that have events aside, in the database or on the way there. */
+  aside: Set<string>
+  /** To be given up: nothing more is read, and what was not sent is dropped. */
+  leaving: boolean
+}
+
+export type Slots = ReturnType<typeof createSlots>
+
+export function createSlots() {
+  const held = new Map<number, Slot>()
+  /** By subject: the one that is ready or sent, then those behind it. */
+  const lines = new Map<string, Entry[]>()
+  /** May be sent, the oldest first; `first` is where they begin. */
+  let ready: Entry[] = []
+  let first = 0
+  /** `known`: their fate is, and they are not settled. */
+  const count = { entries: 0, sent: 0, known: 0, bytes: 0 }
+
+  const isHeld = (slot: Slot): boolean => held.get(slot.no) === slot
+  const lineOf = (entry: Entry) => `${entry.slot.no} ${entry.event.subject}`
+
+  function add(slot: Slot, rows: readonly (Position & { event: Outgoing })[]): void {
+    for (const { txid, id, event } of rows) {
+      const entry: Entry = { txid, id, slot, event, is: 'waiting' }
+      slot.entries.push(entry)
+      slot.readTo = { txid, id }
+      count.entries++
+      count.bytes += event.body.length
+      if (slot.aside.has(event.subject)) {
+        entry.is = 'aside'
+        count.known++
+        continue
+      }
+      const line = lines.get(lineOf(entry))
+      if (line === undefined) {
+        lines.set(lineOf(entry), [entry])
+        ready.push(entry)
+      } else line.push(entry)
+    }
+  }
+
+  /** The next to send; it counts as sent. */
+  function next(): Entry | undefined {
+    for (;;) {
+      const entry = ready[first]
+      if (entry === undefined) {
+        ready = []
+        first = 0
+        return undefined
+      }
+      first++
+      if (first > 4096 && first * 2 > ready.length) {
+        ready = ready.slice(first)
+        first = 0
+      }
+      if (!isHeld(entry.slot) || entry.slot.leaving) continue
+      entry.is = 'sent'
+      count.sent++
+      return entry
+    }
+  }
+
+  function taken(entry: Entry): void {
+    count.sent--
+    entry.is = 'taken'
+    if (!isHeld(entry.slot)) return
+    count.known++
+    const line = lines.get(lineOf(entry))
+    line?.shift()
+    const follower = line?.[0]
+    if (follower !== undefined) ready.push(follower)
+    else lines.delete(lineOf(entry))
+  }
+
+  function refused(entry: Entry, why: string): void {
+    count.sent--
+    entry.error = why
+    if (!isHeld(entry.slot)) return
+    entry.slot.aside.add(entry.event.subject)
+    const line = lines.get(lineOf(entry)) ?? []
+    for (const behind of line) behind.is = 'aside'
+    count.known += line.length
+    lines.delete(lineOf(entry))
+  }
+
+  /** Its connection broke: it is sent again, before its followers. */
+  function lost(entry: Entry): void {
+    count.sent--
+    entry.is = 'waiting'
+    if (isHeld(entry.slot)) ready.push(entry)
+  }
+
+  /** The first events of each slot whose fate is known. */
+  function done(): { slot: Slot; entries: Entry[] }[] {
+    return [...held.values()].flatMap((slot) => {
+      const end = slot.entries.findIndex(({ is }) => is === 'waiting' || is === 'sent')
+      const entries = slot.entries.slice(0, end < 0 ? slot.entries.length : end)
+      return entries.length === 0 ? [] : [{ slot, entries }]
+    })
+  }
+
+  /** Settled in the database. */
+  function forget(slot: Slot, entries: readonly Entry[]): void {
+    slot.entries = slot.entries.slice(entries.length)
+    for (const { event, is } of entries) {
+      count.bytes -= event.body.length
+      if (is === 'taken' || is === 'aside') count.known--
+    }
+    count.entries -= entries.length
+  }
+
+  function hold(lease: Position & { slot: number; leaseNo: string }): Slot {
+    const { slot: no, leaseNo, txid, id } = lease
+    const readTo = { txid, id }
+    const slot: Slot = { no, leaseNo, entries: [], readTo, aside: new Set(), leaving: false }
+    held.set(no, slot)
+    return slot
+  }
+
+  /** It is not ours any more: what was sent is somebody else's to send again. */
+  function drop(slot: Slot): void {
+    if (!isHeld(slot)) return
+    held.delete(slot.no)
+    forget(slot, slot.entries.slice())
+    for (const key of lines.keys()) {
+      if (lines.get(key)?.[0]?.slot === slot) lines.delete(key)
+    }
+  }
+
+  return { held, count, add, next, taken, refused, lost, done, forget, hold, drop }
+}
+
+/** How far a slot is settled when these are. */
+export function moveOf(slot: Slot, entries: readonly Entry[]): Move {
+  const { txid, id } = entries.at(-1) as Entry
+  return { slot: slot.no, leaseNo: slot.leaseNo, txid, id, count: entries.length }
+}
+
+export const toAside = ({ slot, txid, id, event, error }: Entry): Aside => ({
+  slot: slot.no,
+  subject: event.subject,
+  txid,
+  id,
+  messageId: event.id,
+  body: event.body.toString(),
+  ...(error === undefined ? {} : { error }),
+})
+
+/** The same envelope as db/outbox.ts makes, around data that stays the text it is. */
+export function toOutgoing(row: OutboxRow): Outgoing {
+  const head = JSON.stringify({
+    specversion: '1.0',
+    id: row.messageId,
+    source: '/flotilla',
+    type: row.type,
+    subject: row.subject,
+    time: new Date(row.createdMs).toISOString(),
+    datacontenttype: 'application/json',
+    sequence: String(row.sequence),
+    ...(row.requestId === null ? {} : { requestid: row.requestId }),
+    ...(row.traceparent ? { traceparent: row.traceparent } : {}),
+  })
+  return {
+    id: row.messageId,
+    type: row.type,
+    subject: row.subject,
+    body: Buffer.from(`${head.slice(0, -1)},"data":${row.data}}`),
+    ...(row.traceparent ? { traceparent: row.traceparent } : {}),
+  }
+}

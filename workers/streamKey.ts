@@ -1,0 +1,18 @@
+// The name that outbox and inbox know the Redis stream of events by, and what Redis's refusals mean.
+
+import { explainTls } from './kept.ts'
+
+export const streamKey = 'flotilla:events'
+
+/** What people can do about it. */
+export function explainRedis(error: Error): string {
+  const said = error.message
+  if (/WRONGPASS|NOAUTH|invalid username-password/i.test(said)) {
+    return 'refuses the user name or the password'
+  }
+  if (/WRONGTYPE/.test(said)) return `the key ${streamKey} is there already, and is no stream`
+  return explainTls(error) ?? said
+}
+
+/** Without name and password; of several hosts all. */
+export const hostsOf = (url: string): string => url.replace(/^[^:]+:\/\/([^@/]*@)?([^?]*).*$/, '$2')
