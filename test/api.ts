@@ -6,7 +6,7 @@ import { openIdempotency } from '../db/idempotency.ts'
 import { openJobs } from '../db/jobs.ts'
 import { openLimits } from '../db/limits.ts'
 import { type Database, openDatabase } from '../db/open.ts'
-import { openAuth } from '../workers/http/auth.ts'
+import { openAuth } from '../workers/auth.ts'
 import { createCommands } from '../workers/http/commands.ts'
 import { createServer, type ServerParts } from '../workers/http/server.ts'
 

@@ -25,7 +25,7 @@ import {
 } from '../db/redrive.ts'
 import { transaction } from '../db/transaction.ts'
 import { type QueueName, queues } from '../domain/queues.ts'
-import { cancelledCommand } from '../workers/http/problem.ts'
+import { cancelledCommand } from '../workers/problem.ts'
 import { type TestDatabase, testDatabase } from './database.ts'
 import { bury } from './failedJobs.ts'
 import { emptyJobs } from './jobRows.ts'

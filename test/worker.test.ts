@@ -10,7 +10,6 @@ import { sql } from 'kysely'
 import { type Jobs, openJobs } from '../db/jobs.ts'
 import { openDatabase } from '../db/open.ts'
 import { cancelJob } from '../db/operate.ts'
-import { cancelledCommand } from '../workers/http/problem.ts'
 import {
   batchPass,
   jobPass,
@@ -22,6 +21,7 @@ import {
 import { createBudget, describeLimits, parseLimits, UsageError } from '../workers/limits.ts'
 import { createLog } from '../workers/log.ts'
 import { backoffDelayMs, createLoopState, type Loop, type Pass, runLoop } from '../workers/loop.ts'
+import { cancelledCommand } from '../workers/problem.ts'
 import { type TestDatabase, testDatabase } from './database.ts'
 import { emptyJobs, everyJob, loseLife } from './jobRows.ts'
 import { openCable } from './servers/cable.ts'

@@ -2,7 +2,7 @@
 // run again, whatever becomes of it there.
 
 import { cancelJob, idRange } from '../../db/operate.ts'
-import { cancelledCommand } from '../../workers/http/problem.ts'
+import { cancelledCommand } from '../../workers/problem.ts'
 import { withDatabase } from '../database.ts'
 import { type Command, callOf, Exit, givenOnce } from '../program.ts'
 import { moment } from '../table.ts'

@@ -14,8 +14,8 @@ import { CommitUnknown, isConnectionLost, transaction } from '../../db/transacti
 import { type PutUser, putUser } from '../../db/users.ts'
 import { AppError } from '../../domain/errors.ts'
 import type { StoredResponse } from '../../domain/idempotency.ts'
+import { json, problem } from '../problem.ts'
 import { withSpan } from '../trace.ts'
-import { json, problem } from './problem.ts'
 
 type Requested = { requestId?: string | undefined; traceparent?: string | undefined }
 

@@ -1,19 +1,15 @@
 // The settings of the HTTP shim, and the rules between them: which go together, and what production refuses.
 
-import { isIP } from 'node:net'
 import { parseRedisUrl } from '../../redis/address.ts'
+import { authFaults, authSettings } from '../authSettings.ts'
 import {
   ConfigError,
   commonSettings,
   type Environment,
-  generatedSecret,
   int,
-  oneOf,
   readConfig,
   requiredText,
   type Setting,
-  text,
-  url,
   type Values,
 } from '../config.ts'
 
@@ -32,26 +28,7 @@ export const httpSettings = {
       return value
     },
   } satisfies Setting<string> as Setting<string | undefined>,
-  AUTH_MODE: oneOf({
-    doc: 'mock: X-Mock-User-Id is believed (never in production); jwt: a bearer token is verified',
-    fallback: 'mock',
-    values: ['mock', 'jwt'],
-  }),
-  JWT_JWKS_URL: url({ doc: 'where the public keys of the issuer are', schemes: ['https', 'http'] }),
-  JWT_PUBLIC_KEY: text({
-    doc: 'the public key of the issuer as PEM, instead of JWT_JWKS_URL',
-    secret: true,
-    parse: publicKey,
-  }),
-  JWT_AUDIENCE: text({ doc: 'the aud a token must have' }),
-  JWT_ISSUER: text({ doc: 'the iss a token must have' }),
-  INTERNAL_AUTH_SECRET: generatedSecret({
-    doc: 'what X-Internal-Auth must say on internal routes',
-  }),
-  TRUSTED_PROXIES: {
-    doc: 'comma list of addresses or CIDR ranges whose X-Forwarded-For is believed; unset: none',
-    parse: addresses,
-  } as Setting<string[] | undefined>,
+  ...authSettings,
   RESERVATION_TTL: int({ doc: 'how long a hold lasts, s', fallback: 900, min: 1, max: 86_400 }),
   RATE_LIMIT_USER_PER_MINUTE: int({
     doc: 'writes a minute a user; 0: no limit',
@@ -73,43 +50,10 @@ export const httpSettings = {
 
 export type HttpConfig = Values<typeof httpSettings>
 
-/** A PEM on one line has `\n` for its line ends, as environment files often do. */
-function publicKey(value: string): string {
-  const pem = value.replaceAll('\\n', '\n').trim()
-  if (/^-----BEGIN (RSA )?PUBLIC KEY-----\n[^-]+-----END (RSA )?PUBLIC KEY-----$/.test(pem))
-    return pem
-  throw new Error('must be a public key in PEM form, beginning with -----BEGIN PUBLIC KEY-----')
-}
-
-/** Each an address, or a range as address/bits. */
-function addresses(value: string): string[] {
-  const parts = value.split(',').map((part) => part.trim())
-  for (const part of parts) {
-    const [address = '', bits = '0'] = part.split('/')
-    const most = isIP(address) === 4 ? 32 : 128
-    if (isIP(address) === 0 || !/^\d{1,3}$/.test(bits) || Number(bits) > most) {
-      throw new Error(`must be a list of addresses or ranges such as 10.0.0.0/8: ${part} is none`)
-    }
-  }
-  return parts
-}
-
 /** @throws ConfigError with every fault, also those between settings */
 export function readHttpConfig(env: Environment): HttpConfig {
   const config = readConfig(httpSettings, env)
-  const faults: string[] = []
-  if (config.AUTH_MODE === 'mock' && config.NODE_ENV === 'production') {
-    faults.push('AUTH_MODE mock is refused when NODE_ENV is production: set jwt')
-  }
-  if (config.AUTH_MODE === 'jwt') {
-    if (!config.JWT_AUDIENCE) faults.push('JWT_AUDIENCE is not set, and AUTH_MODE is jwt')
-    if (!config.JWT_ISSUER) faults.push('JWT_ISSUER is not set, and AUTH_MODE is jwt')
-    if (!config.JWT_JWKS_URL === !config.JWT_PUBLIC_KEY) {
-      faults.push(
-        'exactly one of JWT_JWKS_URL and JWT_PUBLIC_KEY must be set when AUTH_MODE is jwt',
-      )
-    }
-  }
+  const faults = authFaults(config)
   if (faults.length > 0) throw new ConfigError(faults)
   return config
 }

@@ -5,8 +5,8 @@ import swagger from '@fastify/swagger'
 import swaggerUi from '@fastify/swagger-ui'
 import Fastify, { type FastifyInstance, type FastifySchema, type RouteOptions } from 'fastify'
 import type { ErrorCode } from '../../domain/errors.ts'
+import { notFound, problem, problems, toAppError } from '../problem.ts'
 import { type Access, send } from './guard.ts'
-import { notFound, problem, problems, toAppError } from './problem.ts'
 import { commandAccepted } from './schemas.ts'
 
 const securityOf: Record<Access, Record<string, never[]>[]> = {

@@ -16,11 +16,11 @@ import {
   type StoredResponse,
 } from '../../domain/idempotency.ts'
 import type { Limit, RateLimiter } from '../../domain/limits.ts'
+import type { Authenticate, Caller } from '../auth.ts'
 import type { Span } from '../trace.ts'
-import type { Authenticate, Caller } from './auth.ts'
+import { fieldErrors, invalid } from '../validation.ts'
 import type { Command } from './commands.ts'
 import type { HttpConfig } from './config.ts'
-import { fieldErrors, invalid } from './validation.ts'
 
 /** Who may call a route. `self`: the user named in the path, or an internal program; `any`: whoever is known. */
 export type Access = 'open' | 'any' | 'user' | 'internal' | 'self'

@@ -11,11 +11,11 @@ import { CommitUnknown } from '../../db/transaction.ts'
 import type { StoredResponse } from '../../domain/idempotency.ts'
 import { traceparentIn } from '../../domain/traces.ts'
 import { jobPass } from '../jobs.ts'
+import { json, problem, toAppError } from '../problem.ts'
 import { messaging, withSpan } from '../trace.ts'
 import type { Worker } from '../worker.ts'
 import { type Command, type Commands, settleByReceipt } from './commands.ts'
 import type { GuardParts } from './guard.ts'
-import { json, problem, toAppError } from './problem.ts'
 import { isUuid } from './schemas.ts'
 
 export const pendingSeconds = 1

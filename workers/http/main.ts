@@ -1,8 +1,8 @@
 // The http worker: serves the API, and runs the commands that were asked for asynchronously.
 
 import { openJobs } from '../../db/jobs.ts'
+import { openAuth } from '../auth.ts'
 import { main } from '../worker.ts'
-import { openAuth } from './auth.ts'
 import { createCommands } from './commands.ts'
 import { readHttpConfig } from './config.ts'
 import { commandPass } from './later.ts'

@@ -7,9 +7,9 @@ import type { Db } from '../../db/schema.ts'
 import { AppError } from '../../domain/errors.ts'
 import { recoverLoop } from '../jobs.ts'
 import type { Loop } from '../loop.ts'
+import { problem } from '../problem.ts'
 import { everyMinute, scheduledLoop } from '../schedule.ts'
 import type { Worker } from '../worker.ts'
-import { problem } from './problem.ts'
 import type { Stores } from './stores.ts'
 
 /** What GET tells of a command whose attempts are used up, each by the death of its worker. */

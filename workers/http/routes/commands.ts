@@ -5,9 +5,9 @@ import type { FastifyInstance } from 'fastify'
 import { readOutcome } from '../../../db/commands.ts'
 import type { Db } from '../../../db/schema.ts'
 import { AppError } from '../../../domain/errors.ts'
+import { json } from '../../problem.ts'
 import type { Guard } from '../guard.ts'
 import { pendingSeconds } from '../later.ts'
-import { json } from '../problem.ts'
 import { commandPending, idParams } from '../schemas.ts'
 
 export function addCommandRoutes(api: FastifyInstance, guard: Guard, { db }: { db: Db }): void {

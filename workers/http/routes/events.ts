@@ -5,10 +5,10 @@ import { type NewSection, readEvent } from '../../../db/events.ts'
 import type { Db } from '../../../db/schema.ts'
 import { AppError } from '../../../domain/errors.ts'
 import { capacityMax } from '../../../domain/seats.ts'
+import { json } from '../../problem.ts'
+import { type FieldError, invalid } from '../../validation.ts'
 import type { Guard } from '../guard.ts'
-import { json } from '../problem.ts'
 import { event, eventCreated, idParams, type NewEventBody, newEvent } from '../schemas.ts'
-import { type FieldError, invalid } from '../validation.ts'
 
 export function addEventRoutes(api: FastifyInstance, guard: Guard, { db }: { db: Db }): void {
   api.post('/events', {

@@ -4,8 +4,8 @@ import type { FastifyInstance } from 'fastify'
 import { readReservation } from '../../../db/reservations.ts'
 import type { Db } from '../../../db/schema.ts'
 import { AppError } from '../../../domain/errors.ts'
+import { json } from '../../problem.ts'
 import type { Guard } from '../guard.ts'
-import { json } from '../problem.ts'
 import { idParams, type NewReservation, newReservation, noBody, reservation } from '../schemas.ts'
 
 export function addReservationRoutes(api: FastifyInstance, guard: Guard, { db }: { db: Db }): void {

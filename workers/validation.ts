@@ -3,7 +3,7 @@
 // or a list that another has found too long.
 
 import type { FastifySchemaValidationError } from 'fastify'
-import { AppError } from '../../domain/errors.ts'
+import { AppError } from '../domain/errors.ts'
 
 export type FieldError = { path: string; message: string }
 

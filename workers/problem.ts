@@ -2,9 +2,9 @@
 // A problem (RFC 9457) is the same text for the same error, so that it can be stored and replayed: nothing of the
 // request is in it. What an unknown error says stays in the log.
 
-import { CommitUnknown, isConnectionLost } from '../../db/transaction.ts'
-import { AppError, type ErrorCode } from '../../domain/errors.ts'
-import type { StoredResponse } from '../../domain/idempotency.ts'
+import { CommitUnknown, isConnectionLost } from '../db/transaction.ts'
+import { AppError, type ErrorCode } from '../domain/errors.ts'
+import type { StoredResponse } from '../domain/idempotency.ts'
 
 export const problems: Record<ErrorCode, { status: number; title: string }> = {
   BAD_REQUEST: { status: 400, title: 'Bad request' },

@@ -3,8 +3,8 @@
 
 import { createPublicKey, hash, timingSafeEqual } from 'node:crypto'
 import type { IncomingHttpHeaders } from 'node:http'
-import { AppError } from '../../domain/errors.ts'
-import type { HttpConfig } from './config.ts'
+import { AppError } from '../domain/errors.ts'
+import type { AuthConfig } from './authSettings.ts'
 
 export type Caller = {
   /** Undefined: no user was named. */
@@ -25,17 +25,7 @@ export type Authenticate = {
 
 type FindUser = (headers: IncomingHttpHeaders) => string | undefined | Promise<string | undefined>
 
-type AuthConfig = Pick<
-  HttpConfig,
-  | 'AUTH_MODE'
-  | 'JWT_AUDIENCE'
-  | 'JWT_ISSUER'
-  | 'JWT_JWKS_URL'
-  | 'JWT_PUBLIC_KEY'
-  | 'INTERNAL_AUTH_SECRET'
->
-
-export async function openAuth(config: AuthConfig): Promise<Authenticate> {
+export async function openAuth(config: Omit<AuthConfig, 'TRUSTED_PROXIES'>): Promise<Authenticate> {
   const findUser = config.AUTH_MODE === 'jwt' ? await jwtUser(config) : mockUser
   const secret = digest(config.INTERNAL_AUTH_SECRET)
   return {
@@ -94,7 +84,7 @@ const jwksTimeoutMs = 3000
 const subject = /^[\x21-\x7e]{1,255}$/
 
 /** jose is loaded only where tokens are verified: it costs 15 MB. */
-async function jwtUser(config: AuthConfig): Promise<FindUser> {
+async function jwtUser(config: Parameters<typeof openAuth>[0]): Promise<FindUser> {
   const { createRemoteJWKSet, errors, jwtVerify } = await import('jose')
   const keys = config.JWT_JWKS_URL
     ? createRemoteJWKSet(new URL(config.JWT_JWKS_URL), { timeoutDuration: jwksTimeoutMs })
