@@ -2,6 +2,7 @@
 
 import type { ColumnType, Generated, Kysely, Transaction } from 'kysely'
 import type { CloudEvent, EventType } from '../domain/events.ts'
+import type { QueuePhase, QueueSession, QueueStatus, WindowEnd } from '../domain/waitingroom.ts'
 
 type Made = ColumnType<Date, Date | undefined, Date>
 type Json<T> = ColumnType<T, string, string>
@@ -165,6 +166,44 @@ export type Schema = {
     user_id: string
     session_token: string
     expires_at: Date
+  }
+  waiting_rooms: {
+    match_id: string
+    epoch: Generated<number>
+    phase: Generated<QueuePhase>
+    status: Generated<QueueStatus>
+    rate_per_minute: number
+    capacity: number
+    seed: string
+    lobby_size: Generated<number>
+    drawn_base_us: ColumnType<string, number | undefined, number>
+    last_seat: Generated<number>
+    last_us: ColumnType<string, number | undefined, number>
+    reason: string | null
+    remaining_sectors: Json<string[]> | null
+    created_at: Made
+    opened_at: Date | null
+    closed_at: Date | null
+  }
+  waiting_places: {
+    match_id: string
+    user_id: string
+    seat: number
+    score: BigInt
+    seen_at: Made
+    told: Generated<boolean>
+    session: Json<QueueSession> | null
+  }
+  turns: {
+    match_id: string
+    seat: number
+    user_id: string
+    session_token: string
+    granted_at: Made
+    expires_at: Date
+    state: Generated<'open' | WindowEnd>
+    settled_at: Date | null
+    freed: Generated<boolean>
   }
   quotas: {
     id: string

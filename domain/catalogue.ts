@@ -94,6 +94,21 @@ export const dataSchemas = {
     required: [...orderRequired, 'tickets'],
     properties: { ...order, tickets: { type: 'array', items: ticket } },
   },
+  'queue.turn_granted': {
+    type: 'object',
+    required: ['match_id', 'user_id', 'expires_at'],
+    properties: { match_id: uuid, user_id: id, expires_at: time },
+  },
+  'queue.expired': {
+    type: 'object',
+    required: ['match_id', 'user_id', 'reason'],
+    properties: { match_id: uuid, user_id: id, reason: text },
+  },
+  'queue.position_update': {
+    type: 'object',
+    required: ['match_id', 'user_id', 'position', 'estimated_wait_minutes'],
+    properties: { match_id: uuid, user_id: id, position: count, estimated_wait_minutes: count },
+  },
 } as const satisfies Record<EventType, object>
 
 const purposes: Record<EventType, string> = {
@@ -103,6 +118,9 @@ const purposes: Record<EventType, string> = {
   'reservation.expired': 'A hold was over, and its places are free again.',
   'order.completed': 'An order was placed. Subject: the order.',
   'ticket.generated': 'The tickets of an order are there. Subject: the order.',
+  'queue.turn_granted': 'It is a user’s turn to buy, until expires_at. Subject: the place.',
+  'queue.expired': 'A user’s turn went by unused. Subject: the place.',
+  'queue.position_update': 'A user who is not connected comes near the front of a queue.',
 }
 
 export const eventTypes = Object.keys(dataSchemas) as EventType[]

@@ -37,6 +37,16 @@ export type EventData = {
   'order.completed': OrderData
   /** All tickets of one order. Subject: the order. */
   'ticket.generated': OrderData & { tickets: TicketData[] }
+  /** Subject: the place, `<match>:<seat>`; so too of the next. */
+  'queue.turn_granted': { match_id: string; user_id: string; expires_at: string }
+  'queue.expired': { match_id: string; user_id: string; reason: string }
+  /** Of somebody near the front who is not connected. Subject: `<match>:<seat>:position`. */
+  'queue.position_update': {
+    match_id: string
+    user_id: string
+    position: number
+    estimated_wait_minutes: number
+  }
 }
 
 export type EventType = keyof EventData
