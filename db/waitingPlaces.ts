@@ -243,7 +243,7 @@ export function openPostgresWaitingroom(options: PostgresWaitingroomOptions): Qu
     async writeDraw(matchId, drawnBaseUs, places) {
       await step(matchId, async (tx) => {
         await sql`
-          update waiting_places p set score = ${drawnBaseUs} + t.place
+          update waiting_places p set score = ${drawnBaseUs}::bigint + t.place
           from unnest(${[...places]}::integer[]) with ordinality as t (place, seat)
           where p.match_id = ${matchId} and p.seat = t.seat`.execute(tx)
       })
