@@ -3,7 +3,7 @@
 // READ COMMITTED throughout: holds read purchase_windows under SERIALIZABLE, and must not fail for a turn that is given.
 
 import { sql } from 'kysely'
-import { v7 as uuidv7 } from 'uuid'
+import { v5 as uuidv5, v7 as uuidv7 } from 'uuid'
 import type { NewEvent } from '../domain/events.ts'
 import type { PurchaseWindow, WindowEnd } from '../domain/waitingroom.ts'
 import { writeEvents } from './outbox.ts'
@@ -201,11 +201,16 @@ export async function findWindow(
   return rows[0] && toWindow(rows[0])
 }
 
-/** Whether the seat ever had its turn. */
-export async function hadTurn(db: Db, matchId: string, seat: number): Promise<boolean> {
-  const { rows } = await sql`
-    select from turns where match_id = ${matchId} and seat = ${seat}`.execute(db)
-  return rows.length > 0
+/** Those of the seats that ever had their turn. */
+export async function readTaken(
+  db: Db,
+  matchId: string,
+  seats: readonly number[],
+): Promise<Set<number>> {
+  const { rows } = await sql<{ seat: number }>`
+    select seat from turns
+    where match_id = ${matchId} and seat = any(${[...seats]}::integer[])`.execute(db)
+  return new Set(rows.map((row) => row.seat))
 }
 
 /** What came of the last turns that ended within half an hour: what the no-show rate is made of. */
@@ -221,4 +226,33 @@ export async function countEnds(
       where match_id = ${matchId} and settled_at > (select clock_timestamp()) - interval '30 minutes'
       order by settled_at desc limit 1000) s`.execute(db)
   return rows[0]!
+}
+
+export type NearTurn = { userId: string; seat: number; position: number; minutes: number }
+
+/** Events for those who come near the front and are not connected. Repeated, they have the same ids. */
+export async function tellNear(db: Db, matchId: string, near: readonly NearTurn[]): Promise<void> {
+  await transaction(
+    db,
+    (tx) =>
+      writeEvents(
+        tx,
+        near.map(({ userId, seat, position, minutes }) => {
+          const subject = `${matchId}:${seat}:position`
+          return {
+            messageId: uuidv5(subject, matchId),
+            type: 'queue.position_update' as const,
+            subject,
+            sequence: 1,
+            data: {
+              match_id: matchId,
+              user_id: userId,
+              position,
+              estimated_wait_minutes: minutes,
+            },
+          }
+        }),
+      ),
+    readCommitted,
+  )
 }

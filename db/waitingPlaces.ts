@@ -53,8 +53,8 @@ export function openPostgresWaitingroom(options: PostgresWaitingroomOptions): Qu
 
   function note(matchId: string, lastSeat: number, step: Partial<Delta>): void {
     const log = logOf(matchId)
-    const empty = { left: [], back: [], granted: [], over: [] }
-    log.deltas.push({ n: ++log.n, lastSeat, ...empty, ...step })
+    const empty = { left: [], called: [], back: [], granted: [], over: [] }
+    log.deltas.push({ n: ++log.n, atMs: Date.now(), lastSeat, ...empty, ...step })
     if (log.deltas.length > logMax) log.deltas.splice(0, logMax / 2)
     for (const listener of listeners) listener(matchId)
   }
@@ -190,6 +190,7 @@ export function openPostgresWaitingroom(options: PostgresWaitingroomOptions): Qu
           n: logOf(matchId).n,
           lastSeat: room.lastSeat,
           seats: rows.map((row) => row.seat),
+          called: [],
           windows: await readUnfreed(tx, matchId),
           state: stateOf(room),
         }

@@ -43,6 +43,7 @@ export type PurchaseWindow = {
 }
 
 export type Joined =
+  /** At position 0 it is the user's turn within moments. */
   | { is: 'waiting'; ticket: Ticket; position: number; isNew: boolean }
   | { is: 'admitted'; window: PurchaseWindow }
   | { is: 'closed'; reason: string }
@@ -50,9 +51,13 @@ export type Joined =
 /** What changed in a queue, in steps numbered without a gap. Applying one twice is harmless. */
 export type Delta = {
   n: number
+  /** By the store's clock. */
+  atMs: number
   /** The last seat given. */
   lastSeat: number
   left: number[]
+  /** They left the line to be let in; `granted` follows when that is durable. */
+  called: number[]
   /** Seats that had been given up, or lost, and are taken again. */
   back: number[]
   granted: PurchaseWindow[]
@@ -66,6 +71,7 @@ export type Snapshot = {
   n: number
   lastSeat: number
   seats: number[]
+  called: number[]
   windows: PurchaseWindow[]
   state: QueueState
 }
@@ -142,5 +148,3 @@ export class QueueAway extends Error {
     this.name = 'QueueAway'
   }
 }
-
-export const closedReason = 'sold_out'

@@ -219,7 +219,9 @@ export function openRedisWaitingroom(options: RedisWaitingroomOptions): QueueSto
         redis.xrange(log, `${n + 1}-0`, '+', 'COUNT', 1000),
       )
       if (entries.length === 0) return []
-      const deltas = entries.map(([id, fields]) => toDelta(Number.parseInt(id, 10), fields[1]!))
+      const deltas = entries.map(([id, fields]) =>
+        toDelta(Number.parseInt(id, 10), fields[1]!, fields[3]!),
+      )
       return deltas[0]!.n === n + 1 ? deltas : undefined
     },
 
@@ -335,19 +337,36 @@ const windowText = ({ seat, sessionToken, expiresAtMs }: PurchaseWindow) =>
     seat,
   })
 
-function readWindow(userId: string, text: string): PurchaseWindow {
-  const { seat, session_token, expires_at } = JSON.parse(text) as {
+/** Pending: it is not durable yet, and nobody is told of it. */
+function readWindow(userId: string, text: string): PurchaseWindow & { pending: boolean } {
+  const {
+    seat,
+    session_token,
+    expires_at,
+    pending = false,
+  } = JSON.parse(text) as {
     seat: number
     session_token: string
     expires_at: string
+    pending?: boolean
   }
-  return { seat, userId, sessionToken: session_token, expiresAtMs: Date.parse(expires_at) }
+  return {
+    seat,
+    userId,
+    sessionToken: session_token,
+    expiresAtMs: Date.parse(expires_at),
+    pending,
+  }
 }
 
 function toJoined(answer: Raw, userId: string): Joined {
   switch (answer[0]) {
-    case 'window':
-      return { is: 'admitted', window: readWindow(userId, answer[1] as string) }
+    case 'window': {
+      const { pending, ...window } = readWindow(userId, answer[1] as string)
+      if (!pending) return { is: 'admitted', window }
+      const ticket = { seat: window.seat, joinedUs: 0, epoch: Number(answer[2]) }
+      return { is: 'waiting', ticket, position: 0, isNew: false }
+    }
     case 'closed':
       return { is: 'closed', reason: answer[1] as string }
     default: {
@@ -400,11 +419,13 @@ function toSnapshot(
   seats: readonly string[],
   windows: Record<string, string>,
 ): Snapshot {
+  const open = Object.entries(windows).map(([userId, text]) => readWindow(userId, text))
   return {
     n: Number(meta.n),
     lastSeat: Number(meta.noted_seat),
     seats: seats.map(Number),
-    windows: Object.entries(windows).map(([userId, text]) => readWindow(userId, text)),
+    called: open.filter((window) => window.pending).map((window) => window.seat),
+    windows: open.filter((window) => !window.pending).map(({ pending: _, ...window }) => window),
     state: toState(meta),
   }
 }
@@ -412,20 +433,30 @@ function toSnapshot(
 type RawDelta = Partial<{
   lastSeat: number
   left: number[]
+  called: number[]
   back: number[]
   granted: PurchaseWindow[]
   over: { seat: number; reason: WindowEnd }[]
   state: Record<string, string>
 }>
 
-function toDelta(n: number, text: string): Delta {
+function toDelta(n: number, text: string, at: string): Delta {
   const {
     lastSeat = 0,
     left = [],
+    called = [],
     back = [],
     granted = [],
     over = [],
     state,
   } = JSON.parse(text) as RawDelta
-  return { n, lastSeat, left, back, granted, over, ...(state && { state: toState(state) }) }
+  return {
+    n,
+    atMs: Number(at),
+    lastSeat,
+    left, called, back,
+    granted,
+    over,
+    ...(state && { state: toState(state) }),
+  }
 }

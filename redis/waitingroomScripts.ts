@@ -16,7 +16,7 @@ local function text(number) return string.format('%.0f', number) end
 local function nowMs() return text(math.floor(nowUs() / 1000)) end
 local function note(body)
   local n = redis.call('hincrby', meta, 'n', 1)
-  redis.call('xadd', log, 'maxlen', '~', 4000, text(n) .. '-0', 'd', body)
+  redis.call('xadd', log, 'maxlen', '~', 4000, text(n) .. '-0', 'd', body, 'at', nowMs())
   redis.call('publish', 'queue_changes', match)
 end
 local function noteState()
@@ -48,7 +48,7 @@ local user = ARGV[2]
 local m = redis.call('hmget', meta, 'epoch', 'status', 'reason', 'last_us')
 if not m[1] then return {'absent'} end
 local window = redis.call('hget', windows, user)
-if window then return {'window', window} end
+if window then return {'window', window, m[1]} end
 if m[2] == 'closed' then return {'closed', m[3] or ''} end
 local seat = redis.call('hget', seats, user)
 if seat then return standing(user, seat, m[1], 0) end
@@ -66,7 +66,7 @@ local user, seat = ARGV[2], ARGV[3]
 local m = redis.call('hmget', meta, 'epoch', 'status', 'reason', 'seat')
 if not m[1] then return {'absent'} end
 local window = redis.call('hget', windows, user)
-if window then return {'window', window} end
+if window then return {'window', window, m[1]} end
 if m[2] == 'closed' then return {'closed', m[3] or ''} end
 local held = redis.call('hget', seats, user)
 if held then return standing(user, held, m[1], 0) end
@@ -141,13 +141,12 @@ if not holder then
   fresh = 1
 elseif holder == ARGV[2] then redis.call('pexpire', lease, ARGV[3])
 else return {'other'} end
-local gone, back = {}, {}
 local open = redis.call('hlen', windows)
 local want = 0
 if m[2] == 'active' and m[3] == 'open' then
   want = math.max(0, math.min(tonumber(ARGV[4]), tonumber(m[4]) - open, #ARGV - 5))
 end
-local users = {}
+local users, called = {}, {}
 if want > 0 then users = redis.call('zpopmin', queue, want) end
 for i = 1, #users, 2 do
   local user, token = users[i], ARGV[5 + (i + 1) / 2]
@@ -156,21 +155,25 @@ for i = 1, #users, 2 do
   redis.call('zrem', seen, user)
   redis.call('srem', told, seat)
   redis.call('hset', windows, user,
-    cjson.encode({expires_at = ARGV[5], session_token = token, seat = tonumber(seat)}))
+    cjson.encode({expires_at = ARGV[5], session_token = token, seat = tonumber(seat), pending = true}))
   redis.call('xadd', turns, '*', 'user', user, 'seat', seat, 'token', token)
-  gone[#gone + 1] = seat
+  called[#called + 1] = seat
 end
 local moves = redis.call('lrange', left, 0, 4999)
 if #moves > 0 then redis.call('ltrim', left, #moves, -1) end
-for _, move in ipairs(moves) do
-  local list = string.sub(move, 1, 1) == '-' and gone or back
-  list[#list + 1] = string.sub(move, 2)
+local last = {}
+for _, move in ipairs(moves) do last[string.sub(move, 2)] = string.sub(move, 1, 1) end
+for _, seat in ipairs(called) do last[seat] = nil end
+local gone, back = {}, {}
+for seat, sign in pairs(last) do
+  local list = sign == '-' and gone or back
+  list[#list + 1] = seat
 end
 local waiting = redis.call('zcard', queue)
-if #gone > 0 or #back > 0 or m[5] ~= m[6] then
+if #called > 0 or #gone > 0 or #back > 0 or m[5] ~= m[6] then
   redis.call('hset', meta, 'total_size', waiting, 'noted_seat', m[5])
   note('{"lastSeat":' .. m[5] .. ',"left":[' .. table.concat(gone, ',') .. '],"back":['
-    .. table.concat(back, ',') .. ']}')
+    .. table.concat(back, ',') .. '],"called":[' .. table.concat(called, ',') .. ']}')
 end
 return {'leader', fresh, #users / 2, waiting, redis.call('hlen', windows), m[5],
   redis.call('xrange', turns, '-', '+', 'count', 500)}`
