@@ -67,6 +67,7 @@ function startFleet(context: Context, dataDir: string, port: number) {
       ...env,
       FLEET_DATA_DIR: dataDir,
       HTTP_PORT: String(port),
+      WAITINGROOM_PORT: '0',
       METRICS_PORT: '0',
       LOG_LEVEL: 'warn',
       NODE_ENV: 'development',

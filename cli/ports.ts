@@ -24,14 +24,24 @@ export async function isFree(port: number, host: string): Promise<boolean> {
   }
 }
 
-/** @throws Exit when the API's port is taken */
-export async function checkApiPort(env: Environment): Promise<void> {
-  const [port, host] = [Number(env.HTTP_PORT || 8080), env.HTTP_HOST || '127.0.0.1']
-  if (port === 0 || (await isFree(port, host))) return
-  throw new Exit(
-    'failed',
-    `port ${port} on ${host} is in use: stop what listens there, or set HTTP_PORT`,
-  )
+/** Of the workers that people call: the setting of the port, the one of the address, and the port when it is unset. */
+const served: Readonly<Record<string, readonly [string, string, number]>> = {
+  http: ['HTTP_PORT', 'HTTP_HOST', 8080],
+  waitingroom: ['WAITINGROOM_PORT', 'WAITINGROOM_HOST', 8090],
+}
+
+/** @throws Exit when a port that people are to call is taken */
+export async function checkServedPorts(chosen: readonly Worker[], env: Environment): Promise<void> {
+  for (const { name } of chosen) {
+    const [portName, hostName, usual] = served[name] ?? []
+    if (portName === undefined || hostName === undefined) continue
+    const [port, host] = [Number(env[portName] || usual), env[hostName] || '127.0.0.1']
+    if (port === 0 || (await isFree(port, host))) continue
+    throw new Exit(
+      'failed',
+      `port ${port} on ${host} is in use: stop what listens there, or set ${portName}`,
+    )
+  }
 }
 
 /** A port of /metrics for each worker: METRICS_PORT and up; when that is unset, the first from 9400 that are free. */

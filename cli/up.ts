@@ -11,12 +11,12 @@ import type { Environment } from '../workers/config.ts'
 import { claimFolder } from './claim.ts'
 import { givenDatabase, withoutPassword } from './database.ts'
 import { prefixer } from './lines.ts'
-import { checkApiPort, metricsPorts } from './ports.ts'
+import { checkServedPorts, metricsPorts } from './ports.ts'
 import { type KeptPostgres, keepPostgres } from './postgres.ts'
 import { type Command, type Context, dataDirOf, Exit, givenOnce, known } from './program.ts'
 import { createSupervisor } from './supervisor.ts'
 import { tryItLines } from './tryIt.ts'
-import { allFaults, startOf, type Worker, workers } from './workers.ts'
+import { allFaults, severalOf, startOf, type Worker, workers } from './workers.ts'
 
 export const up: Command<{ only?: string }> = (context) => ({
   command: 'up',
@@ -47,8 +47,9 @@ async function runFleet(context: Context, chosen: readonly Worker[]): Promise<vo
   let embedded: KeptPostgres | undefined
   const stop = stopper(context)
   try {
-    if (chosen.some(({ name }) => name === 'http')) await checkApiPort(env)
-    const ports = await metricsPorts(chosen, env)
+    await checkServedPorts(chosen, env)
+    const processes = severalOf(chosen, env)
+    const ports = await metricsPorts(processes, env)
     const compiled = compileOnce(chosen, env, dataDir)
     embedded = givenDatabase(env) ? undefined : await keepPostgres(context, dataDir)
     if (embedded) env.DATABASE_URL = embedded.url
@@ -56,7 +57,7 @@ async function runFleet(context: Context, chosen: readonly Worker[]): Promise<vo
     context.say(`database ${withoutPassword(url)}`)
     await migrate({ url, onStep: context.say })
     await compiled
-    if (!stop.asked) await supervise(context, chosen, env, ports, stop, embedded?.lost)
+    if (!stop.asked) await supervise(context, processes, env, ports, stop, embedded?.lost)
   } finally {
     await embedded?.stop()
     release()
@@ -160,11 +161,15 @@ function overview(
   if (chosen.some(({ name }) => name === 'http')) {
     lines.push('', `  API   ${api}/api/v1`, `  docs  ${api}/docs`)
   }
+  const waits = `http://${env.WAITINGROOM_HOST || '127.0.0.1'}:${env.WAITINGROOM_PORT || 8090}`
+  if (chosen.some(({ name }) => name === 'waitingroom')) {
+    lines.push(`  waiting room  ${waits}/demo/waitingroom`)
+  }
   if (chosen.some(({ name }) => name === 'email') && !env.EMAIL_PROVIDER) {
     lines.push(`  mail  ${join(String(env.FLEET_DATA_DIR), 'mail')}`)
   }
   lines.push('', '  Ctrl-C stops')
-  if (chosen.length === workers.length && env.AUTH_MODE !== 'jwt') {
+  if (chosen.length >= workers.length && env.AUTH_MODE !== 'jwt') {
     const pasted = tryItLines(api, String(env.FLEET_DATA_DIR), env)
     lines.push('', '  try it, in another terminal:', '', ...pasted)
   }

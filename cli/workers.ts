@@ -7,6 +7,7 @@ import { expirySettings } from '../workers/expiry/config.ts'
 import { readHttpConfig } from '../workers/http/config.ts'
 import { inboxSettings } from '../workers/inbox/config.ts'
 import { outboxSettings } from '../workers/outbox/config.ts'
+import { readWaitingroomConfig } from '../workers/waitingroom/config.ts'
 
 export type Worker = {
   name: string
@@ -15,6 +16,10 @@ export type Worker = {
   memory: keyof typeof flags
   /** Reads its settings. @throws ConfigError */
   read(env: Environment): unknown
+  /** Where it stands, when it has a name of its own as one of several. */
+  folder?: string
+  /** How many of it `fleet up` starts; left out: one. */
+  processes?(env: Environment): number
 }
 
 /** V8's. A worker that waits most of its time has a small heap before speed; the API answers people. */
@@ -49,6 +54,13 @@ export const workers: readonly Worker[] = [
     memory: 'small',
     read: (env) => readConfig(expirySettings, env),
   },
+  {
+    name: 'waitingroom',
+    purpose: 'the waiting room',
+    memory: 'fast',
+    read: readWaitingroomConfig,
+    processes: (env) => Number(env.WAITINGROOM_PROCESSES || 1),
+  },
 ]
 
 export const root = join(import.meta.dirname, '..')
@@ -59,7 +71,7 @@ export const root = join(import.meta.dirname, '..')
  * was compiled under other flags, so each set has its own. One arena of malloc's instead of one a core saves 4 MB.
  */
 export function startOf(worker: Worker, env: Environment, dataDir: string) {
-  const main = join(root, 'workers', worker.name, 'main.ts')
+  const main = join(root, 'workers', worker.folder ?? worker.name, 'main.ts')
   return {
     args: [...flags[worker.memory], main],
     env: {
@@ -69,6 +81,14 @@ export function startOf(worker: Worker, env: Environment, dataDir: string) {
     },
   }
 }
+
+/** One entry a process: a worker that runs several times has its number in the names of all but the first. */
+export const severalOf = (chosen: readonly Worker[], env: Environment): readonly Worker[] =>
+  chosen.flatMap((worker) =>
+    Array.from({ length: worker.processes?.(env) ?? 1 }, (_, i) =>
+      i === 0 ? worker : { ...worker, name: `${worker.name}-${i + 1}`, folder: worker.name },
+    ),
+  )
 
 /** Each fault once, with the workers that have it. */
 export function allFaults(chosen: readonly Worker[], env: Environment): string[] {

@@ -30,6 +30,7 @@ const environment = (dataDir: string, more: Record<string, string> = {}) => ({
   PATH: process.env.PATH ?? '',
   FLEET_DATA_DIR: dataDir,
   METRICS_PORT: '0',
+  WAITINGROOM_PORT: '0',
   ...more,
 })
 

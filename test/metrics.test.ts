@@ -40,7 +40,12 @@ before(async () => {
   const api = await openApi(database.database)
   const eventId = await api.makeEvent()
   await api.close()
-  const env = { METRICS_PORT: '', HTTP_PORT: '0', FLEET_DATA_DIR: dataDir }
+  const env = {
+    METRICS_PORT: '',
+    HTTP_PORT: '0',
+    WAITINGROOM_PORT: '0',
+    FLEET_DATA_DIR: dataDir,
+  }
   for (const { name } of workers) running.set(name, startWorker(name, database.url, [], env))
   const http = running.get('http') as WorkerProcess
   const base = () => /listening at (http:[^"]+)"/.exec(http.output())?.[1]

@@ -1,6 +1,8 @@
 // What tests of the waiting room begin with: an event that has one, its room, and servers as processes would be, several
 // in one process: their loops run by themselves, and they end with the file.
 
+import { once } from 'node:events'
+import { createServer } from 'node:net'
 import { after } from 'node:test'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { pino } from 'pino'
@@ -145,4 +147,13 @@ export function listenAt(url: string): Listener {
       return messages.find(isIt)!
     },
   }
+}
+
+export async function freePort(): Promise<number> {
+  const server = createServer().listen(0, '127.0.0.1')
+  await once(server, 'listening')
+  const { port } = server.address() as { port: number }
+  server.close()
+  await once(server, 'close')
+  return port
 }

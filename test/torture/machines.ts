@@ -66,6 +66,7 @@ export async function startMachine({ name, dataDir, env }: MachineOptions): Prom
         ...env,
         FLEET_DATA_DIR: dataDir,
         HTTP_PORT: String(apiPort),
+        WAITINGROOM_PORT: '0',
         METRICS_PORT: String(apiPort + 1),
       },
     })

@@ -14,7 +14,7 @@ const files = {
 } as const
 
 const policy =
-  "default-src 'none'; script-src 'self'; style-src 'self'; connect-src *; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+  "default-src 'none'; script-src 'self'; style-src 'self'; connect-src *; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
 
 export function addPage(app: FastifyInstance, { config }: ServerParts): void {
   for (const [path, [file, type]] of Object.entries(files)) {
