@@ -37,7 +37,7 @@ describe('the waitingroom worker', () => {
         : { 'x-internal-auth': secrets.INTERNAL_AUTH_SECRET },
     })
     assert.equal(answer.status, 200, await answer.clone().text())
-    return await answer.json()
+    return (await answer.json()) as ReturnType<typeof JSON.parse>
   }
   async function end(worker: WorkerProcess) {
     worker.process.kill('SIGTERM')
