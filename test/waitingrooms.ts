@@ -45,6 +45,8 @@ export type TestWaitingroom = Waitingroom & {
   call(method: string, path: string, given?: Call): Promise<Answer>
   /** At once, as if its process had been killed: it says nothing to anybody. */
   kill(): Promise<void>
+  /** The value of a counter with one label. */
+  metricOf(name: string, label: string): Promise<number>
 }
 export type Call = {
   user?: string
@@ -64,8 +66,9 @@ after(async () => {
 export async function startWaitingroom(
   db: Db,
   env: Record<string, string> = {},
-  log = pino({ level: process.env.TEST_LOG ?? 'silent' }),
+  given: { turnMs?: number; leadMs?: number } = {},
 ): Promise<TestWaitingroom> {
+  const log = pino({ level: process.env.TEST_LOG ?? 'silent' })
   const config = readWaitingroomConfig({
     DATABASE_URL: 'postgres://unused',
     INTERNAL_AUTH_SECRET: internalSecret,
@@ -75,7 +78,8 @@ export async function startWaitingroom(
     QUEUE_JOINS_PER_ADDRESS: '0',
     ...env,
   })
-  const room = await openWaitingroom({ db, config, log, registry: new Registry() })
+  const registry = new Registry()
+  const room = await openWaitingroom({ db, config, log, registry, ...given })
   const base = `http://127.0.0.1:${await room.listen()}`
   const ending = new AbortController()
   const loops = room.loops.map(async ({ pass, idleMs }) => {
@@ -90,6 +94,11 @@ export async function startWaitingroom(
     ...room,
     base,
     call: (method, path, given) => call(`${base}/api/v1/queue/${path}`, method, given),
+    async metricOf(name, label) {
+      const metric = await registry.getSingleMetric(name)?.get()
+      const found = metric?.values.find(({ labels }) => Object.values(labels).includes(label))
+      return found?.value ?? 0
+    },
     async kill() {
       if (!running.delete(self)) return
       ending.abort()

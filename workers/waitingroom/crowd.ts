@@ -29,12 +29,13 @@ export type CrowdOptions = {
   checkoutUrl(room: Room, seat: number): string
   /** The store lost the match: those connected here have their places still. */
   onLost(room: Room, clients: readonly Client[]): void
+  /** For tests: how long the wheel takes to come by everybody. */
+  turnMs?: number
 }
 
 const slotMs = 20
 /** Everybody is told every ten seconds. */
-const slots = 500
-const turnMs = slotMs * slots
+const usualTurnMs = 10_000
 /** The client's heartbeat comes every 60 s: two and a half of them are missing. */
 const silentTurns = 15
 /** Each third turn a connection counts as a sign of life of its user. */
@@ -54,7 +55,8 @@ export const closeCodes = {
 } as const
 
 export function createCrowd(options: CrowdOptions): Crowd {
-  const { metrics, perPlaceMax, checkoutUrl } = options
+  const { metrics, perPlaceMax, checkoutUrl, turnMs = usualTurnMs } = options
+  const slots = turnMs / slotMs
   const wheel: Client[][] = Array.from({ length: slots }, () => [])
   const counts = { ws: 0, sse: 0 }
   const alive = new Map<string, string[]>()

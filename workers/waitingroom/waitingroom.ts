@@ -43,6 +43,7 @@ export type WaitingroomParts = {
   /** For tests, which have several in one process. */
   registry?: Registry
   leadMs?: number
+  turnMs?: number
 }
 
 /** People that one stopping process sends to the others in a second. */
@@ -73,6 +74,7 @@ export async function openWaitingroom(parts: WaitingroomParts): Promise<Waitingr
     checkoutUrl: (room, seat) =>
       checkoutUrl(config.CHECKOUT_URL, room.matchId, room.windows.get(seat)?.sessionToken ?? ''),
     onLost: restorer.restoreAll,
+    ...(parts.turnMs !== undefined && { turnMs: parts.turnMs }),
   })
   const rooms = createRooms({
     db,
