@@ -12,6 +12,8 @@ export type QueuePhase = 'lobby' | 'drawing' | 'open'
 export type QueueState = {
   /** Grows when what the store keeps had to be made anew: places are then restored from their tokens. */
   epoch: number
+  /** When that was, after a loss; 0: nothing was ever lost. */
+  revivedAtMs: number
   phase: QueuePhase
   status: QueueStatus
   /** Users a minute that are to be let in. */

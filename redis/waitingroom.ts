@@ -5,6 +5,7 @@
 // Postgres (`revive`), and a turn is only told when Postgres has it (`record`): who is let in twice is refused there.
 
 import { randomBytes } from 'node:crypto'
+import { setTimeout as sleep } from 'node:timers/promises'
 import {
   type AdmitOptions,
   type Delta,
@@ -50,6 +51,9 @@ const answerMs = 2000
 const changesChannel = 'queue_changes'
 const tokensMax = 1000
 const dropMax = 500
+/** Whoever makes a match and dies holds it up for so long. */
+const makeMs = 2000
+const makeAttemptsMax = 50
 const draftMax = 1000
 /** Numbers of an epoch's steps begin here: no step of another epoch has one of them. */
 const epochSteps = 1_000_000_000
@@ -93,9 +97,19 @@ export function openRedisWaitingroom(options: RedisWaitingroomOptions): QueueSto
     for (let attempt = 1; ; attempt++) {
       const answer = await call(name, matchId, ...args)
       if (answer[0] !== 'absent') return answer
-      if (attempt > 2) throw new QueueAway(new Error('its keys vanish as they are made'))
-      await create(matchId)
+      await make(matchId, attempt)
     }
+  }
+
+  /** One process makes a match, the others wait for it: each that tried would begin an epoch. */
+  async function make(matchId: string, attempt: number): Promise<void> {
+    if (attempt > makeAttemptsMax) throw new QueueAway(new Error('its keys are not made'))
+    const key = `queue_making:${tag(matchId)}`
+    const mine = await ask<string | null>(redis.set(key, '1', 'PX', makeMs, 'NX'))
+    if (mine === null) await sleep(makeMs / makeAttemptsMax)
+    // Somebody may have made it since we looked.
+    else if ((await ask<number>(redis.exists(keysOf(matchId)[0]!))) === 0) await create(matchId)
+    if (mine !== null) await ask(redis.del(key))
   }
 
   async function create(matchId: string): Promise<void> {
@@ -208,8 +222,7 @@ export function openRedisWaitingroom(options: RedisWaitingroomOptions): QueueSto
           ask<Record<string, string>>(redis.hgetall(windowsKey!)),
         ])
         if (meta.epoch) return toSnapshot(meta, seats, windows)
-        if (attempt > 2) throw new QueueAway(new Error('its keys vanish as they are made'))
-        await create(matchId)
+        await make(matchId, attempt)
       }
     },
 
@@ -232,7 +245,7 @@ export function openRedisWaitingroom(options: RedisWaitingroomOptions): QueueSto
     async control(matchId, change) {
       const fields = Object.entries(toMeta(change)).flat()
       // A match that is not there is made from Postgres, which has the change.
-      if ((await call<number>('control', matchId, ...fields)) === 0) await create(matchId)
+      if ((await call<number>('control', matchId, ...fields)) === 0) await make(matchId, 1)
     },
 
     async seal(matchId) {
@@ -382,6 +395,7 @@ const metaNames = {
   status: 'status',
   ratePerMinute: 'processing_rate',
   epoch: 'epoch',
+  revivedAtMs: 'revived_at',
   phase: 'phase',
   capacity: 'capacity',
   pacePerMinute: 'pace',
@@ -402,6 +416,7 @@ function toMeta(state: Partial<QueueState>): Record<string, string | number> {
 
 const toState = (meta: Record<string, string>): QueueState => ({
   epoch: Number(meta.epoch),
+  revivedAtMs: Number(meta.revived_at ?? 0),
   phase: meta.phase as QueueState['phase'],
   status: meta.status as QueueState['status'],
   ratePerMinute: Number(meta.processing_rate),
@@ -454,7 +469,9 @@ function toDelta(n: number, text: string, at: string): Delta {
     n,
     atMs: Number(at),
     lastSeat,
-    left, called, back,
+    left,
+    called,
+    back,
     granted,
     over,
     ...(state && { state: toState(state) }),

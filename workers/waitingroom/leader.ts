@@ -87,11 +87,10 @@ export function createLeader(options: LeaderOptions): Leader {
 
   /** How many are due now; none while what was decided before is not durable yet. */
   function due(room: Room, lead: Lead, now: number): number {
-    const { ratePerMinute, phase, status, epoch } = room.state
+    const { ratePerMinute, phase, status, revivedAtMs } = room.state
     const perMinute = releasePerMinute(ratePerMinute, lead.noShow)
     const runs = phase === 'open' && status === 'active'
-    // A match comes into its store in epoch 2; what comes later was lost before.
-    const recovers = epoch > 2 && performance.now() - room.epochSince < recoveryMs
+    const recovers = Date.now() - revivedAtMs < recoveryMs
     if (!runs || recovers) {
       lead.bucket = { credit: 0, atMs: now }
       return 0

@@ -1,5 +1,5 @@
 // Places that the store lost, given back. A token of an older epoch is believed for as long as a place is kept, counted
-// from when this process saw the new epoch, unless its turn has come already; those who are connected need not even ask.
+// from the loss, unless its turn has come already; those who are connected need not even ask.
 
 import type { Db } from '../../db/schema.ts'
 import { readTaken } from '../../db/turns.ts'
@@ -45,7 +45,7 @@ export function createRestorer(options: {
   return {
     async restore(room, ticket) {
       const { userId, seat, joinedUs, epoch, matchId } = ticket
-      const isOpen = performance.now() - room.epochSince < persistenceSeconds * 1000
+      const isOpen = Date.now() - room.state.revivedAtMs < persistenceSeconds * 1000
       if (epoch >= room.state.epoch || !isOpen) return undefined
       if ((await readTaken(db, matchId, [seat])).has(seat)) return undefined
       return await store.restore(matchId, userId, seat, room.scoreOf(seat, joinedUs))

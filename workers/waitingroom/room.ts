@@ -42,8 +42,6 @@ export class Room {
   /** Of the last step applied. */
   n = 0
   lastSeat = 0
-  /** When this process first saw the epoch, by performance.now(). */
-  epochSince = performance.now()
   usedAt = performance.now()
   private places: Uint32Array | undefined
   private seats: Uint32Array | undefined
@@ -119,7 +117,6 @@ export class Room {
   }
 
   private load({ n, lastSeat, seats, called, windows, state }: Snapshot): void {
-    if (state.epoch !== this.state.epoch) this.epochSince = performance.now()
     this.n = n
     this.lastSeat = lastSeat
     this.takeState(state)

@@ -27,6 +27,7 @@ const readyMs = 500
 /** What Postgres knows of a queue. */
 export const stateOf = (room: WaitingRoom): QueueState => ({
   epoch: room.epoch,
+  revivedAtMs: 0,
   phase: room.phase,
   status: room.status,
   ratePerMinute: room.ratePerMinute,
@@ -70,7 +71,7 @@ export async function openStore(options: StoreOptions): Promise<QueueStore> {
         isFirst ? 'a queue begins' : 'a queue was lost by Redis, and is made anew',
       )
       return {
-        state: stateOf(room),
+        state: { ...stateOf(room), revivedAtMs: isFirst ? 0 : Date.now() },
         lastSeat: room.lastSeat + (isFirst ? 0 : lostSeatsMax),
         windows: await readUnfreed(db, matchId),
       }
