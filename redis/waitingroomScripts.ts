@@ -176,7 +176,7 @@ if #called > 0 or #gone > 0 or #back > 0 or m[5] ~= m[6] then
     .. table.concat(back, ',') .. '],"called":[' .. table.concat(called, ',') .. ']}')
 end
 return {'leader', fresh, #users / 2, waiting, redis.call('hlen', windows), m[5],
-  redis.call('xrange', turns, '-', '+', 'count', 500)}`
+  redis.call('xrange', turns, '-', '+', 'count', 1000)}`
 
 /**
  * ARGV: match, and of each turn that is durable: its id in the stream, user, window, and what others are told: the

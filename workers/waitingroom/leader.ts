@@ -130,7 +130,8 @@ export function createLeader(options: LeaderOptions): Leader {
     }
     if (led.admitted === 0) return
     lead.bucket.credit -= led.admitted
-    lead.admitAt = now + admitEveryMs
+    // More were due than one step takes: the next goes on.
+    if (lead.bucket.credit < 1) lead.admitAt = now + admitEveryMs
     lead.recent.push({ atMs: now, count: led.admitted })
     metrics.admitted(led.admitted)
   }
