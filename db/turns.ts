@@ -41,7 +41,7 @@ const toWindow = (row: Row): PurchaseWindow => ({
   expiresAtMs: row.expires_at.getTime(),
 })
 
-/** Rows in the order of their seats, then windows in the order of their users: two writers do not wait for each other. */
+/** Rows in the order of the line, so that granted_at tells it, then windows in the order of their users: two writers do not wait for each other. */
 export async function insertTurns(
   tx: Tx,
   matchId: string,
@@ -53,8 +53,9 @@ export async function insertTurns(
     select ${matchId}, t.seat, t.user_id, t.session_token,
       date_trunc('milliseconds', clock_timestamp()) + make_interval(secs => ${windowSeconds})
     from unnest(${turns.map((t) => t.seat)}::integer[], ${turns.map((t) => t.userId)}::text[],
-      ${turns.map((t) => t.sessionToken)}::text[]) as t (seat, user_id, session_token)
-    order by t.seat
+      ${turns.map((t) => t.sessionToken)}::text[])
+      with ordinality as t (seat, user_id, session_token, i)
+    order by t.i
     on conflict (match_id, seat) do nothing
     returning seat, user_id, session_token, expires_at`.execute(tx)
   await openWindows(tx, matchId, made)
