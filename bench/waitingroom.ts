@@ -15,6 +15,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { parseArgs } from 'node:util'
 import { Redis } from 'ioredis'
 import { sql } from 'kysely'
+import { startOf, workers } from '../cli/workers.ts'
 import { startEmbedded } from '../db/embedded.ts'
 import { createEvent } from '../db/events.ts'
 import { migrate } from '../db/migrate.ts'
@@ -96,17 +97,18 @@ for (const signal of ['SIGINT', 'SIGTERM'] as const) {
 }
 
 function serverProcess(port: number): ChildProcess {
-  const child = spawn(process.execPath, [join(root, 'workers/waitingroom/main.ts')], {
+  const worker = workers.find(({ name }) => name === 'waitingroom')!
+  const start = startOf(worker, { ...process.env }, folder)
+  const child = spawn(process.execPath, start.args, {
     stdio: ['ignore', 'pipe', 'inherit'],
     env: {
-      ...process.env,
+      ...start.env,
       DATABASE_URL: embedded.url,
       REDIS_URL: redisUrl,
       FLEET_DATA_DIR: folder,
       WAITINGROOM_PORT: String(port),
       METRICS_PORT: '0',
       LOG_LEVEL: 'info',
-      MALLOC_ARENA_MAX: '1',
       INTERNAL_AUTH_SECRET: secret,
       QUEUE_TOKEN_SECRET: secret,
       QUEUE_JOINS_PER_USER: '0',
@@ -220,6 +222,12 @@ async function waitingRoom(): Promise<void> {
   const all = Array.from({ length: crowds }, (_, i) => startCrowd(i))
   const each = Math.floor(people / crowds)
   let at = performance.now()
+  let cpu = cpuOf(running)
+  const cpuEach = (count: number) => {
+    const used = cpuOf(running) - cpu
+    cpu += used
+    return `${Math.round((used / count) * 1e6)} µs of the servers’ CPU each`
+  }
   const joined = sum(
     await everyone(all, (_, i) => ({
       do: 'join',
@@ -234,11 +242,13 @@ async function waitingRoom(): Promise<void> {
     'joins, over HTTP',
     `${joined} in ${((performance.now() - at) / 1000).toFixed(1)} s: ${perSecond(joined, performance.now() - at)}`,
   )
+  say('', cpuEach(joined))
   await operate(port, match, 'rate', { rate: 0, capacity: 1_000_000 })
   at = performance.now()
   await operate(port, match, 'open')
   say('the draw of all of them', `${((performance.now() - at) / 1000).toFixed(1)} s`)
   await sleep(2000)
+  cpu = cpuOf(running)
   const before = sum(running.map(rssOf))
   at = performance.now()
   const connected = sum(
@@ -248,6 +258,7 @@ async function waitingRoom(): Promise<void> {
     'connections',
     `${connected} in ${((performance.now() - at) / 1000).toFixed(1)} s: ${perSecond(connected, performance.now() - at)}`,
   )
+  say('', cpuEach(connected))
   await sleep(12_000)
   const after = sum(running.map(rssOf))
   say(
@@ -256,7 +267,7 @@ async function waitingRoom(): Promise<void> {
   )
   say('resident a connection', `${((after - before) / connected).toFixed(2)} kB`)
 
-  const cpu = cpuOf(running)
+  cpu = cpuOf(running)
   await operate(port, match, 'rate', { rate: 1200 })
   await sleep(2000)
   await forget(all)

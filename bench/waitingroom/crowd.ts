@@ -42,7 +42,7 @@ class Person {
   position = 0
   status = ''
   heardAt = 0
-  turns = 0
+  turn = ''
   over = false
 }
 
@@ -77,7 +77,10 @@ function hear(person: Person, text: string): void {
   const ms = now - message.at
   switch (message.type) {
     case 'turn_granted':
-      if (++person.turns > 1 && seen.wrong.length < 10) seen.wrong.push('two turns')
+      // Who comes back is told again of the same one.
+      if (person.turn === message.checkout_url) break
+      if (person.turn !== '' && seen.wrong.length < 10) seen.wrong.push('two turns')
+      person.turn = message.checkout_url
       seen.turns.push(ms)
       break
     case 'queue_closed':
@@ -239,8 +242,8 @@ async function obey(order: Order): Promise<unknown> {
     case 'report': {
       const now = Date.now()
       const silent = people.reduce(
-        (most, { socket, heardAt, turns, over }) =>
-          socket !== undefined && heardAt > 0 && turns === 0 && !over
+        (most, { socket, heardAt, turn, over }) =>
+          socket !== undefined && heardAt > 0 && turn === '' && !over
             ? Math.max(most, now - heardAt)
             : most,
         0,
