@@ -54,8 +54,9 @@ export type ServerParts = {
 }
 
 const bodyMaxBytes = 16 * 1024
-const headersTimeoutMs = 10_000
-const requestTimeoutMs = 15_000
+/** A herd that comes back waits for its turn: who is slow then is this process. */
+const headersTimeoutMs = 30_000
+const requestTimeoutMs = 40_000
 const keepAliveMs = 65_000
 
 const matchParams = {
