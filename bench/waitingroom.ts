@@ -252,7 +252,7 @@ async function waitingRoom(): Promise<void> {
   const before = sum(running.map(rssOf))
   at = performance.now()
   const connected = sum(
-    await everyone(all, ({ address }) => ({ do: 'connect', port, address, together: 64 })),
+    await everyone(all, ({ address }) => ({ do: 'connect', port, address, together: 200 })),
   )
   say(
     'connections',

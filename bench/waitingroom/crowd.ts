@@ -34,6 +34,13 @@ export type Report = {
 
 const front = 3000
 
+/** A client's frame is masked; a mask of zeros changes nothing. */
+const beat = '{"type":"heartbeat"}'
+const heartbeat = Buffer.concat([
+  Buffer.from([0x81, 0x80 | beat.length, 0, 0, 0, 0]),
+  Buffer.from(beat),
+])
+
 class Person {
   token = ''
   socket: Socket | undefined = undefined
@@ -48,6 +55,19 @@ class Person {
 
 let people: Person[] = []
 let seen = nothing()
+
+/** Each sends a heartbeat every 60 s, as a client should. */
+const beatMs = 60_000
+const beatSlots = 600
+let beatAt = 0
+setInterval(() => {
+  beatAt = (beatAt + 1) % beatSlots
+  for (let i = beatAt; i < people.length; i += beatSlots) {
+    const { socket, shaken, over } = people[i]!
+    if (shaken && !over) socket?.write(heartbeat)
+  }
+}, beatMs / beatSlots)
+
 const lag = monitorEventLoopDelay({ resolution: 5 })
 lag.enable()
 
