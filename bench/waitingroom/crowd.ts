@@ -210,6 +210,13 @@ function joinLane(order: Order & { do: 'join' }, ids: number[]): Promise<void> {
       const length = Number(/content-length: (\d+)/i.exec(text)?.[1])
       if (text.length < end + 4 + length) return
       const body = text.slice(end + 4)
+      if (text.startsWith('HTTP/1.1 503')) {
+        // As it was asked to: later, once more.
+        text = ''
+        at--
+        setTimeout(next, 1000)
+        return
+      }
       const token = /"queue_token":"([^"]+)"/.exec(body)?.[1]
       if (token === undefined) return reject(new Error(text.slice(0, 500)))
       people[ids[at]! - order.first]!.token = token
