@@ -221,6 +221,7 @@ async function waitingRoom(): Promise<void> {
   await Promise.all(running.map((child) => watchLog(child, () => {})))
   const all = Array.from({ length: crowds }, (_, i) => startCrowd(i))
   const each = Math.floor(people / crowds)
+  const idle = sum(running.map(rssOf))
   let at = performance.now()
   let cpu = cpuOf(running)
   const cpuEach = (count: number) => {
@@ -249,7 +250,6 @@ async function waitingRoom(): Promise<void> {
   say('the draw of all of them', `${((performance.now() - at) / 1000).toFixed(1)} s`)
   await sleep(2000)
   cpu = cpuOf(running)
-  const before = sum(running.map(rssOf))
   at = performance.now()
   const connected = sum(
     await everyone(all, ({ address }) => ({ do: 'connect', port, address, together: 200 })),
@@ -263,9 +263,12 @@ async function waitingRoom(): Promise<void> {
   const after = sum(running.map(rssOf))
   say(
     'resident, all server processes',
-    `${Math.round(before / 1024)} MB before, ${Math.round(after / 1024)} MB with them`,
+    `${Math.round(idle / 1024)} MB idle, ${Math.round(after / 1024)} MB with them`,
   )
-  say('resident a connection', `${((after - before) / connected).toFixed(2)} kB`)
+  say(
+    'resident a connection',
+    `${((after - idle) / connected).toFixed(2)} kB, with all they have beside it`,
+  )
 
   cpu = cpuOf(running)
   await operate(port, match, 'rate', { rate: 1200 })

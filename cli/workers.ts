@@ -27,7 +27,7 @@ const flags = {
   small: ['--optimize-for-size', '--max-semi-space-size=1'],
   fast: [],
   /** Most of it is connections: room for new garbage beside them would double what they take. */
-  crowd: ['--optimize-for-size', '--max-semi-space-size=2'],
+  crowd: ['--max-semi-space-size=4'],
 } as const
 
 export const workers: readonly Worker[] = [
