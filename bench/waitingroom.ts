@@ -217,11 +217,14 @@ async function waitingRoom(): Promise<void> {
   )
   const port = await freePort()
   const match = await makeMatch()
-  const running = Array.from({ length: servers }, () => serverProcess(port))
-  await Promise.all(running.map((child) => watchLog(child, () => {})))
+  const startAll = async () => {
+    const started = Array.from({ length: servers }, () => serverProcess(port))
+    await Promise.all(started.map((child) => watchLog(child, () => {})))
+    return started
+  }
+  let running = await startAll()
   const all = Array.from({ length: crowds }, (_, i) => startCrowd(i))
   const each = Math.floor(people / crowds)
-  const idle = sum(running.map(rssOf))
   let at = performance.now()
   let cpu = cpuOf(running)
   const cpuEach = (count: number) => {
@@ -248,7 +251,12 @@ async function waitingRoom(): Promise<void> {
   at = performance.now()
   await operate(port, match, 'open')
   say('the draw of all of them', `${((performance.now() - at) / 1000).toFixed(1)} s`)
-  await sleep(2000)
+  // Places outlive their processes. These begin anew, so that what is resident is the connections'.
+  for (const child of running) child.kill('SIGTERM')
+  await Promise.all(running.map((child) => once(child, 'exit')))
+  running = await startAll()
+  await sleep(3000)
+  const idle = sum(running.map(rssOf))
   cpu = cpuOf(running)
   at = performance.now()
   const connected = sum(

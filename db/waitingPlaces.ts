@@ -53,7 +53,7 @@ export function openPostgresWaitingroom(options: PostgresWaitingroomOptions): Qu
 
   function note(matchId: string, lastSeat: number, step: Partial<Delta>): void {
     const log = logOf(matchId)
-    const empty = { left: [], called: [], back: [], granted: [], over: [] }
+    const empty = { left: [], back: [], granted: [], over: [] }
     log.deltas.push({ n: ++log.n, atMs: Date.now(), lastSeat, ...empty, ...step })
     if (log.deltas.length > logMax) log.deltas.splice(0, logMax / 2)
     for (const listener of listeners) listener(matchId)

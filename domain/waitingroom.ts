@@ -57,9 +57,8 @@ export type Delta = {
   atMs: number
   /** The last seat given. */
   lastSeat: number
+  /** Those who are let in among them. */
   left: number[]
-  /** They left the line to be let in; `granted` follows when that is durable. */
-  called: number[]
   /** Seats that had been given up, or lost, and are taken again. */
   back: number[]
   granted: PurchaseWindow[]
@@ -73,6 +72,7 @@ export type Snapshot = {
   n: number
   lastSeat: number
   seats: number[]
+  /** Let in, which is not durable yet: a step that grants them follows. */
   called: number[]
   windows: PurchaseWindow[]
   state: QueueState

@@ -448,7 +448,6 @@ function toSnapshot(
 type RawDelta = Partial<{
   lastSeat: number
   left: number[]
-  called: number[]
   back: number[]
   granted: PurchaseWindow[]
   over: { seat: number; reason: WindowEnd }[]
@@ -459,7 +458,6 @@ function toDelta(n: number, text: string, at: string): Delta {
   const {
     lastSeat = 0,
     left = [],
-    called = [],
     back = [],
     granted = [],
     over = [],
@@ -470,7 +468,6 @@ function toDelta(n: number, text: string, at: string): Delta {
     atMs: Number(at),
     lastSeat,
     left,
-    called,
     back,
     granted,
     over,

@@ -129,7 +129,7 @@ return 1`
 /**
  * One step of the leader. ARGV: match, leader, life of the lead in ms, how many to let in, until when their windows are
  * open, a session token for each. Takes the lead when nobody has it. Who is let in leaves the queue, has a window and
- * stands in the stream of turns, in one step; what else left since is told with it.
+ * stands in the stream of turns, in one step, and is told of when that is durable; what else changed is told now.
  */
 export const tickScript = `${prelude}
 local m = redis.call('hmget', meta, 'epoch', 'status', 'phase', 'capacity', 'seat', 'noted_seat')
@@ -170,10 +170,10 @@ for seat, sign in pairs(last) do
   list[#list + 1] = seat
 end
 local waiting = redis.call('zcard', queue)
-if #called > 0 or #gone > 0 or #back > 0 or m[5] ~= m[6] then
+if #gone > 0 or #back > 0 or m[5] ~= m[6] then
   redis.call('hset', meta, 'total_size', waiting, 'noted_seat', m[5])
   note('{"lastSeat":' .. m[5] .. ',"left":[' .. table.concat(gone, ',') .. '],"back":['
-    .. table.concat(back, ',') .. '],"called":[' .. table.concat(called, ',') .. ']}')
+    .. table.concat(back, ',') .. ']}')
 end
 return {'leader', fresh, #users / 2, waiting, redis.call('hlen', windows), m[5],
   redis.call('xrange', turns, '-', '+', 'count', 1000)}`
@@ -183,15 +183,19 @@ return {'leader', fresh, #users / 2, waiting, redis.call('hlen', windows), m[5],
  * processes, the channel `queue_events`. A turn is told once.
  */
 export const announceScript = `${prelude}
-local granted = {}
+local granted, seatsOf = {}, {}
 for i = 2, #ARGV, 5 do
   if redis.call('xdel', turns, ARGV[i]) == 1 then
     redis.call('hset', windows, ARGV[i + 1], ARGV[i + 2])
     granted[#granted + 1] = ARGV[i + 3]
+    seatsOf[#seatsOf + 1] = cjson.decode(ARGV[i + 3]).seat
     redis.call('publish', 'queue_events', ARGV[i + 4])
   end
 end
-if #granted > 0 then note('{"granted":[' .. table.concat(granted, ',') .. ']}') end
+if #granted > 0 then
+  note('{"left":[' .. table.concat(seatsOf, ',') .. '],"granted":[' .. table.concat(granted, ',')
+    .. ']}')
+end
 return #granted`
 
 /** ARGV: match, and of each window that is over: user, session token, what the processes and the channel are told. */

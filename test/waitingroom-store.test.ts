@@ -272,7 +272,7 @@ for (const kind of ['redis', 'postgres'] as const) {
         assert.equal(delta.n, ++n)
         for (; known < delta.lastSeat; known++) seats.add(known + 1)
         for (const seat of delta.back) seats.add(seat)
-        for (const seat of [...delta.left, ...delta.called]) seats.delete(seat)
+        for (const seat of delta.left) seats.delete(seat)
       }
       const now = await store.snapshot(matchId)
       assert.deepEqual(

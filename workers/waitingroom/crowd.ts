@@ -159,15 +159,19 @@ export function createCrowd(options: CrowdOptions): Crowd {
 
   /** Calls `tell` with everybody of a room, the front first, some at a time. */
   async function all(room: Room, tell: (client: Client) => void): Promise<void> {
+    let last = 0
+    room.line.front(frontMax, 1, (place) => {
+      last = place
+      for (let c = room.clients.get(room.seatAt(place)); c !== undefined; c = c.next) tell(c)
+    })
+    await new Promise(setImmediate)
     const inOrder: Client[] = []
     const rest: Client[] = []
-    if (room.line.size > 0) {
-      room.line.front(Number.POSITIVE_INFINITY, 1, (place) => {
-        for (let c = room.clients.get(room.seatAt(place)); c !== undefined; c = c.next) {
-          inOrder.push(c)
-        }
-      })
-    }
+    room.line.front(Number.POSITIVE_INFINITY, last + 1, (place) => {
+      for (let c = room.clients.get(room.seatAt(place)); c !== undefined; c = c.next) {
+        inOrder.push(c)
+      }
+    })
     for (const first of room.clients.values()) {
       if (room.line.has(room.placeOf(first.seat))) continue
       for (let one: Client | undefined = first; one !== undefined; one = one.next) rest.push(one)

@@ -33,7 +33,7 @@ export class Room {
   line = new Line()
   /** By seat. */
   windows = new Map<number, PurchaseWindow>()
-  /** Seats that left the line to be let in, and wait for that to be durable. */
+  /** Seats that were on their way out of the line, to be let in, when this process began. */
   called = new Set<number>()
   /** Seats that the store lost, and that are being given back. */
   readonly restoring = new Set<number>()
@@ -163,7 +163,7 @@ export class Room {
   }
 
   /** @returns the first place from which on positions are others */
-  private applyPlaces({ lastSeat, left, called, back }: Delta): number {
+  private applyPlaces({ lastSeat, left, back }: Delta): number {
     let lowest = Number.POSITIVE_INFINITY
     // New seats are live until they are said to have been left.
     for (; this.lastSeat < lastSeat; this.lastSeat++) {
@@ -173,8 +173,7 @@ export class Room {
       const place = this.placeOf(seat)
       if (this.line.add(place)) lowest = Math.min(lowest, place)
     }
-    for (const seat of called) this.called.add(seat)
-    for (const seat of left.length === 0 ? called : [...left, ...called]) {
+    for (const seat of left) {
       const place = this.placeOf(seat)
       if (this.line.remove(place)) lowest = Math.min(lowest, place)
     }

@@ -166,6 +166,26 @@ export function createSockets(parts: SocketParts): Sockets {
     if (socket.writable) socket.end(`HTTP/1.1 ${status} Refused\r\n${lines.join('')}\r\n${body}`)
   }
 
+  const arrivals: (() => void)[] = []
+  let working = false
+
+  /** A herd that comes back must not keep those waiting who are here: it has a share of each slice of time. */
+  function inTurn(work: () => void): void {
+    arrivals.push(work)
+    if (working) return
+    working = true
+    setImmediate(takeSome)
+  }
+
+  function takeSome(): void {
+    const until = performance.now() + sliceShareMs
+    let done = 0
+    while (done < arrivals.length && performance.now() < until) arrivals[done++]!()
+    arrivals.splice(0, done)
+    working = arrivals.length > 0
+    if (working) setTimeout(takeSome, sliceMs - sliceShareMs)
+  }
+
   function whenAdmitted(token: string, socket: Socket, take: (admitted: Admitted) => void): void {
     try {
       const admitted = admit(token)
@@ -184,8 +204,11 @@ export function createSockets(parts: SocketParts): Sockets {
       if (token === undefined) {
         return fail(socket, new AppError('NOT_FOUND', 'WebSockets are at /ws/<queue token>'))
       }
-      whenAdmitted(token, socket, (admitted) => {
-        takeWebSocket(admitted, request, socket, head, token)
+      inTurn(() => {
+        if (socket.destroyed) return
+        whenAdmitted(token, socket, (admitted) => {
+          takeWebSocket(admitted, request, socket, head, token)
+        })
       })
     },
 
@@ -194,7 +217,10 @@ export function createSockets(parts: SocketParts): Sockets {
       if (token === undefined || request.method !== 'GET') return false
       const { socket } = request
       socket.on('error', onError)
-      whenAdmitted(token, socket, (admitted) => takeStream(admitted, request, token))
+      inTurn(() => {
+        if (socket.destroyed) return
+        whenAdmitted(token, socket, (admitted) => takeStream(admitted, request, token))
+      })
       return true
     },
 
@@ -207,6 +233,9 @@ export function createSockets(parts: SocketParts): Sockets {
 type Admitted = { room: Room; ticket: QueueTicket }
 
 const restoredMs = 5000
+/** By the clock: on a machine that is busy with the others, fewer come in. */
+const sliceMs = 20
+const sliceShareMs = 5
 
 /** The token stands in the URL, so no page of another origin can use what it does not know. */
 const shared = { 'access-control-allow-origin': '*', 'cache-control': 'no-store' }
