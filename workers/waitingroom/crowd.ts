@@ -65,6 +65,10 @@ export function createCrowd(options: CrowdOptions): Crowd {
   let atSlot = 0
   let timer: NodeJS.Timeout | undefined
   let dueAt = 0
+  const lastEnding = {
+    ws: { text: '', bytes: Buffer.alloc(0) },
+    sse: { text: '', bytes: Buffer.alloc(0) },
+  }
 
   function onTimer(): void {
     const now = performance.now()
@@ -106,7 +110,7 @@ export function createCrowd(options: CrowdOptions): Crowd {
     if (room.windows.has(seat)) tellTurn(client, atMs)
     else if (position > 0 && room.state.status !== 'closed')
       tellPosition(client, position, atMs, known)
-    else tellEnd(client, room.state.reason ?? 'place_lost')
+    else tellEnd(client, room.state.reason ?? 'place_lost', atMs)
   }
 
   function tellPosition(client: Client, position: number, atMs: number, known?: string): void {
@@ -137,11 +141,19 @@ export function createCrowd(options: CrowdOptions): Crowd {
     send(client, 'turn_granted', JSON.stringify(message), `${room.state.epoch}.turn.${seat}`)
   }
 
-  function tellEnd(client: Client, reason: string): void {
+  function tellEnd(client: Client, reason: string, atMs: number): void {
     if (client.last === told.end) return
     client.last = told.end
-    const message = { type: 'queue_closed', reason, at: Date.now() }
-    send(client, 'queue_closed', JSON.stringify(message))
+    const text = JSON.stringify({ type: 'queue_closed', reason, at: atMs })
+    if (!write(client, ending(client.transport, text))) metrics.dropped('slow')
+  }
+
+  /** The end of a queue is the same for all: its bytes are made once. */
+  function ending(transport: Client['transport'], text: string): Buffer {
+    if (lastEnding[transport].text !== text) {
+      lastEnding[transport] = { text, bytes: encode(transport, 'queue_closed', text) }
+    }
+    return lastEnding[transport].bytes
   }
 
   /** Without a type: a comment, by which an event stream is seen to be alive. */
@@ -263,7 +275,8 @@ export function createCrowd(options: CrowdOptions): Crowd {
     },
 
     onWindowOver(room, seat, reason) {
-      for (let c = room.clients.get(seat); c !== undefined; c = c.next) tellEnd(c, reason)
+      for (let c = room.clients.get(seat); c !== undefined; c = c.next)
+        tellEnd(c, reason, Date.now())
     },
 
     onMoved(room, fromPlace, atMs) {
@@ -285,7 +298,7 @@ export function createCrowd(options: CrowdOptions): Crowd {
       const tell = closed
         ? (client: Client) => {
             // Who may buy already may still do so.
-            if (!room.windows.has(client.seat)) tellEnd(client, room.state.reason ?? 'closed')
+            if (!room.windows.has(client.seat)) tellEnd(client, room.state.reason ?? 'closed', atMs)
           }
         : (client: Client) => tellPlace(client, atMs)
       all(room, tell).then(() => late(atMs))
