@@ -380,6 +380,10 @@ async function plain(): Promise<void> {
   say('resident a connection', `${((sum(running.map(rssOf)) - before) / connected).toFixed(2)} kB`)
   await forget(all)
   const redis = new Redis(redisUrl)
+  await redis.publish('plain', JSON.stringify({ type: 'sold_out', at: Date.now() }))
+  await sleep(8000)
+  say('told of a single change', percentiles((await reports(all)).broadcasts))
+  await forget(all)
   const changes = Math.min(10, seconds)
   for (let i = 0; i < changes; i++) {
     await redis.publish('plain', JSON.stringify({ type: 'admitted', count: 20, at: Date.now() }))

@@ -65,7 +65,7 @@ export function createCrowd(options: CrowdOptions): Crowd {
   let atSlot = 0
   let timer: NodeJS.Timeout | undefined
   let dueAt = 0
-  const lastEnding = {
+  const lastEnding: Record<Client['transport'], { text: string; bytes: Buffer }> = {
     ws: { text: '', bytes: Buffer.alloc(0) },
     sse: { text: '', bytes: Buffer.alloc(0) },
   }
