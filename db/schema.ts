@@ -213,6 +213,35 @@ export type Schema = {
   stop_requests: { id: Generated<number>; asked_at: Date }
   schedules: { name: string; next_at: Date; fired_at: Date | null }
   webhook_events: { provider: string; id: string; payload: Json<unknown>; received_at: Made }
+  rate_slots: { name: string; next_at: Date }
+  email_sends: {
+    job_id: string
+    provider: string
+    state: Generated<'handed' | 'sent' | 'withdrawn' | 'given_up'>
+    hands: Generated<number>
+    handed_at: Made
+  }
+  email_suppressions: {
+    address: string
+    reason: 'bounce' | 'complaint' | 'unsubscribe' | 'manual'
+    source: string
+    created_at: Made
+  }
+  circuits: {
+    name: string
+    is_open: boolean
+    why: string
+    tries: Generated<number>
+    opened_at: Made
+    probe_at: Date
+  }
+  circuit_changes: {
+    id: Generated<string>
+    name: string
+    code: string
+    why: string
+    changed_at: Made
+  }
 }
 
 /** The pool: each statement its own transaction. */

@@ -3,9 +3,10 @@
 // gives back what was not begun and waits for the rest. A job that was in hand when its worker died runs alone.
 
 import type { Job, Jobs, Lost } from '../db/jobs.ts'
-import { countTokens, type Rate, takeTokens } from '../db/rates.ts'
+import { openRates } from '../db/rates.ts'
 import type { Db } from '../db/schema.ts'
 import { heartbeatSeconds, type QueueName, queueOf } from '../domain/queues.ts'
+import type { Rate, Rates } from '../domain/rates.ts'
 import { untilSaid } from './acks.ts'
 import { count } from './doing.ts'
 import { Held } from './held.ts'
@@ -21,6 +22,8 @@ export type Runtime = {
   worker: Pick<Worker, 'log' | 'failed' | 'dying'>
   /** Jobs begun a second over all workers. Left out: what the queue says, or no limit. */
   rate?: Rate | undefined
+  /** Where it is counted. Left out: in Postgres. */
+  rates?: Rates | undefined
 }
 
 export type PipelineOptions = Runtime & {
@@ -49,6 +52,7 @@ export function createPipeline(options: PipelineOptions): Pass {
   const { jobs, db, queue, batchMax, worker, lanes, takeMax } = options
   const expireMs = (queueOf(queue)?.expireInSeconds ?? 60) * 1000 - marginMs
   const rate = options.rate ?? rateOf(queue)
+  const rates = options.rates ?? openRates(db)
   const buffer: Held[] = []
   const inHand = new Set<Job>()
   const running = new Set<Held>()
@@ -199,14 +203,14 @@ export function createPipeline(options: PipelineOptions): Pass {
 
   /** Asked before claiming: jobs that may not begin yet are not taken from the queue and put back. */
   async function permit(rate: Rate, want: number): Promise<number> {
-    const { granted, waitMs } = await countTokens(db, rate)
+    const { granted, waitMs } = await rates.count(rate)
     if (granted === 0) tokensAt = performance.now() + waitMs
     return Math.min(want, granted)
   }
 
   async function pay(rate: Rate, want: number): Promise<number> {
     if (want === 0) return 0
-    const { granted, waitMs } = await takeTokens(db, rate, want)
+    const { granted, waitMs } = await rates.take(rate, want)
     if (granted < want) tokensAt = performance.now() + waitMs
     return granted
   }
