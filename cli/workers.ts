@@ -2,7 +2,7 @@
 
 import { join } from 'node:path'
 import { ConfigError, type Environment, readConfig } from '../workers/config.ts'
-import { emailSettings } from '../workers/email/config.ts'
+import { readEmailConfig } from '../workers/email/config.ts'
 import { expirySettings } from '../workers/expiry/config.ts'
 import { readHttpConfig } from '../workers/http/config.ts'
 import { inboxSettings } from '../workers/inbox/config.ts'
@@ -41,7 +41,7 @@ export const workers: readonly Worker[] = [
     name: 'email',
     purpose: 'sends mails',
     memory: 'small',
-    read: (env) => readConfig(emailSettings, env),
+    read: readEmailConfig,
   },
   {
     name: 'expiry',

@@ -27,15 +27,19 @@ export async function readCircuits(db: Db, names: readonly string[]): Promise<Ci
   return rows
 }
 
-/**
- * Opens it, or counts one more vain try of an open one. Nobody is let through for `waitMs` of the number of tries before.
- * @returns whether it was closed: then it is the caller's to tell
- */
+export type Opening = {
+  why: string
+  /** Nobody is let through for so long, by the number of vain tries before. */
+  waitMs(tries: number): number
+  /** The caller had taken the probe. Whoever fails beside it says nothing new of an open circuit. */
+  wasProbe: boolean
+}
+
+/** @returns whether it was closed: then it is the caller's to tell */
 export async function openCircuit(
   db: Db,
   name: string,
-  why: string,
-  waitMs: (tries: number) => number,
+  { why, waitMs, wasProbe }: Opening,
 ): Promise<boolean> {
   return await transaction(
     db,
@@ -49,13 +53,12 @@ export async function openCircuit(
         .where('name', '=', name)
         .forUpdate()
         .executeTakeFirstOrThrow()
+      if (before.is_open && !wasProbe) return false
       const tries = before.is_open ? before.tries + 1 : 0
-      // Several that fail at the same time are one try.
       await sql`
         update circuits set is_open = true, why = ${why}, tries = ${tries},
           opened_at = case when is_open then opened_at else clock_timestamp() end,
-          probe_at = greatest(case when is_open then probe_at end,
-            clock_timestamp() + ${waitMs(tries)} * interval '1 ms')
+          probe_at = clock_timestamp() + ${waitMs(tries)}::float8 * interval '1 ms'
         where name = ${name}`.execute(tx)
       if (!before.is_open) await writeChange(tx, name, circuitCodes.opened, why)
       return !before.is_open

@@ -47,14 +47,20 @@ export async function takeWebhook(
   const { provider, id, payload } = webhook
   const { numAffectedRows } = await sql`
     insert into webhook_events (provider, id, payload)
-    values (${provider}, ${id}, ${JSON.stringify(payload)}::jsonb) on conflict do nothing`.execute(tx)
+    values (${provider}, ${id}, ${JSON.stringify(payload)}::jsonb) on conflict do nothing`.execute(
+    tx,
+  )
   return numAffectedRows === 1n
 }
 
 /** Forgets webhooks that nobody can send again, a batch at a time. @returns how many went */
 export async function pruneWebhooks(
   db: Db,
-  { provider, keepSeconds, batchMax = 1000 }: { provider: string; keepSeconds: number; batchMax?: number },
+  {
+    provider,
+    keepSeconds,
+    batchMax = 1000,
+  }: { provider: string; keepSeconds: number; batchMax?: number },
 ): Promise<number> {
   const { numAffectedRows } = await sql`
     delete from webhook_events where (provider, id) in (

@@ -1,7 +1,13 @@
 // Rates shared by all instances, on Redis: `rate:<name>` is a bucket, a hash of its tokens and when they were counted;
 // `rate_slots:<name>` the time of the next slot. Each call is one script, and its time is Redis's (TIME), in µs.
 
-import { type Rate, type Rates, type SlotRates, slotsAheadMs, type Tokens } from '../domain/rates.ts'
+import {
+  type Rate,
+  type Rates,
+  type SlotRates,
+  slotsAheadMs,
+  type Tokens,
+} from '../domain/rates.ts'
 import { answered, type RedisClient, script } from './open.ts'
 
 /** ARGV: tokens a second, burst, wanted. Gives what was granted and, in thousandths, what is left. */
@@ -46,7 +52,10 @@ export function openRedisRates(redis: RedisClient): Rates & SlotRates {
   async function tokens({ name, perSecond, burst }: Rate, want: number): Promise<Tokens> {
     const [granted, left] = await answered(take(`rate:${name}`, perSecond, burst, want))
     const missing = Math.max(0, 1 - left / 1000)
-    return { granted: want === 0 ? Math.floor(left / 1000) : granted, waitMs: wait(missing, perSecond) }
+    return {
+      granted: want === 0 ? Math.floor(left / 1000) : granted,
+      waitMs: wait(missing, perSecond),
+    }
   }
 
   return {

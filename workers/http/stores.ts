@@ -6,8 +6,8 @@ import { openLimits } from '../../db/limits.ts'
 import type { Database } from '../../db/open.ts'
 import type { IdempotencyStore } from '../../domain/idempotency.ts'
 import type { RateLimiter } from '../../domain/limits.ts'
-import type { Log } from '../log.ts'
 import { createBreakers } from '../breakers.ts'
+import type { Log } from '../log.ts'
 import { createLocalLimiter, fallbackIdempotency, fallbackLimiter } from './fallback.ts'
 
 export type Stores = {
