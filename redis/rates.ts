@@ -33,7 +33,7 @@ local clock = redis.call('time')
 local now = clock[1] * 1000000 + clock[2]
 local ahead = ARGV[3] * 1000
 local wait = math.max(0, tonumber(redis.call('get', KEYS[1]) or '0') - now)
-if wait > ahead + 1000000 then wait = 0 end
+if wait > ahead + 1000000 / ARGV[1] + 1000000 then wait = 0 end
 if wait > ahead then return { 0, math.ceil(wait - ahead) } end
 local granted = math.max(0, math.min(tonumber(ARGV[2]), math.floor((ahead - wait) * ARGV[1] / 1000000) + 1))
 if granted > 0 then

@@ -15,7 +15,11 @@ import { openRedisIdempotency } from '../redis/idempotency.ts'
 import { openRedisLimits } from '../redis/limits.ts'
 import { openRedis, RedisUnavailable } from '../redis/open.ts'
 import { createBreakers } from '../workers/breakers.ts'
-import { createLocalLimiter, fallbackIdempotency, fallbackLimiter } from '../workers/http/fallback.ts'
+import {
+  createLocalLimiter,
+  fallbackIdempotency,
+  fallbackLimiter,
+} from '../workers/http/fallback.ts'
 import { testDatabase } from './database.ts'
 import { startRedis, withoutRedisServer } from './servers/redis.ts'
 

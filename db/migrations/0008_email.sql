@@ -27,7 +27,7 @@ begin
   -- After the row is ours: who waited for it must not count from before.
   instant := clock_timestamp();
   until_ms := greatest(0, extract(epoch from at - instant)::float8 * 1000);
-  if until_ms > ahead_ms + 1000 then
+  if until_ms > ahead_ms + 1000 / per_second + 1000 then
     until_ms := 0;
   end if;
   if until_ms > ahead_ms then

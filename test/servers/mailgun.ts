@@ -81,8 +81,8 @@ function serve(named: { domain: string; key: string }) {
     const message: Message = { at, accepted: false, status: 0, fields }
     messages.push(message)
     const fault = faultIn(fields)
-    const answer = fault
-      ? { is: 'refuse' as const, status: 400, body: { message: fault } }
+    const answer: Answer = fault
+      ? { is: 'refuse', status: 400, body: { message: fault } }
       : isTooMuch(at)
         ? tooMuch
         : (mood.next.shift() ?? mood.answer)

@@ -166,7 +166,8 @@ export function createDelivery(options: DeliveryOptions) {
       await sends.settle(mail.id, 'withdrawn')
       throw new Unrecoverable(found.why)
     }
-    if (found.is === 'absent' && ageMs >= absentAfterMs) return 'absent'
+    const waited = ageMs >= absentAfterMs
+    if (found.is === 'absent' && (waited || found.isCertain)) return 'absent'
     if (ageMs > askMaxMs) {
       await sends.settle(mail.id, 'given_up')
       const why = found.is === 'cannot' ? found.why : 'it does not say'

@@ -46,7 +46,7 @@ export function createLogProvider(dataDir: string, name = 'log'): EmailProvider 
         () => true,
         () => false,
       )
-      return { is: isThere ? 'there' : 'absent' }
+      return isThere ? { is: 'there' } : { is: 'absent', isCertain: true }
     },
   }
 }

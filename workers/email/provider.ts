@@ -33,8 +33,8 @@ export type Found =
   | { is: 'there' }
   /** It was there, and was refused for good. */
   | { is: 'rejected'; why: string }
-  /** Not known, so far: what is taken may become visible later. */
-  | { is: 'absent' }
+  /** Not known, so far: what is taken may become visible later, unless it is certain. */
+  | { is: 'absent'; isCertain?: boolean }
   | { is: 'cannot'; why: string }
 
 export type EmailProvider = {
