@@ -4,7 +4,7 @@
 
 import { sql } from 'kysely'
 import { createGroup } from './group.ts'
-import type { Db } from './schema.ts'
+import type { Db, Tx } from './schema.ts'
 
 export type Handing = {
   jobId: string
@@ -134,9 +134,9 @@ async function settleAll(
 }
 
 /** A provider's own word, such as a webhook, that it has the mail. */
-export async function confirmEmailSent(db: Db, jobId: string): Promise<void> {
+export async function confirmEmailSent(on: Db | Tx, jobId: string): Promise<void> {
   await sql`
-    update email_sends set state = 'sent' where job_id = ${jobId} and state = 'handed'`.execute(db)
+    update email_sends set state = 'sent' where job_id = ${jobId} and state = 'handed'`.execute(on)
 }
 
 /** Longer than anything sends a job once more (`inbox_processed`). */

@@ -94,6 +94,19 @@ export const dataSchemas = {
     required: [...orderRequired, 'tickets'],
     properties: { ...order, tickets: { type: 'array', items: ticket } },
   },
+  'quota.invitation': {
+    type: 'object',
+    required: ['quota_id', 'event_id', 'event_name', 'starts_at', 'user_id', 'quantity'],
+    properties: {
+      quota_id: uuid,
+      event_id: uuid,
+      event_name: text,
+      starts_at: time,
+      user_id: id,
+      quantity: count,
+      expires_at: time,
+    },
+  },
 } as const satisfies Record<EventType, object>
 
 const purposes: Record<EventType, string> = {
@@ -103,6 +116,7 @@ const purposes: Record<EventType, string> = {
   'reservation.expired': 'A hold was over, and its places are free again.',
   'order.completed': 'An order was placed. Subject: the order.',
   'ticket.generated': 'The tickets of an order are there. Subject: the order.',
+  'quota.invitation': 'Tickets are set aside for a user, until expires_at. Subject: the quota.',
 }
 
 export const eventTypes = Object.keys(dataSchemas) as EventType[]

@@ -28,6 +28,17 @@ export type OrderData = {
   total: Money
 }
 
+export type QuotaData = {
+  quota_id: string
+  event_id: string
+  event_name: string
+  starts_at: string
+  user_id: string
+  quantity: number
+  /** Left out: until the event. */
+  expires_at?: string
+}
+
 export type EventData = {
   'reservation.held': ReservationData & { expires_at: string }
   'reservation.confirmed': ReservationData & { order_id: string }
@@ -37,6 +48,8 @@ export type EventData = {
   'order.completed': OrderData
   /** All tickets of one order. Subject: the order. */
   'ticket.generated': OrderData & { tickets: TicketData[] }
+  /** Subject: the quota. */
+  'quota.invitation': QuotaData
 }
 
 export type EventType = keyof EventData

@@ -25,6 +25,7 @@ const fits: { [T in EventType]: Fits<T> } = {
   'reservation.expired': [true, true],
   'order.completed': [true, true],
   'ticket.generated': [true, true],
+  'quota.invitation': [true, true],
 }
 
 test('docs/events has the schemas as they are: node cli/exportSchemas.ts writes them', () => {

@@ -83,6 +83,15 @@ function toEmail(event: CloudEvent): Pick<EmailJob, 'template' | 'payload'> | un
       const tickets = data.tickets
       return { template: 'ticket_delivery', payload: { ...orderOf(event as never), tickets } }
     }
+    case 'quota.invitation': {
+      const { data } = event as CloudEvent<'quota.invitation'>
+      const { quota_id, event_name, starts_at, quantity, expires_at } = data
+      const payload = { quota_id, event_name, starts_at, quantity }
+      return {
+        template: 'quota_invitation',
+        payload: { ...payload, ...(expires_at && { expires_at }) },
+      }
+    }
     default:
       return undefined
   }
