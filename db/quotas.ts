@@ -14,19 +14,19 @@ export type NewQuota = {
   expires_at?: string | undefined
 }
 
-/** Gives its id. @throws AppError EVENT_NOT_FOUND */
+/** Gives its id, or EVENT_NOT_FOUND. */
 export async function createQuota(
   tx: Tx,
   quota: NewQuota,
   requested: { requestId?: string | undefined; traceparent?: string | undefined },
-): Promise<string> {
+): Promise<string | AppError> {
   const { event_id, user_id, quantity } = quota
   const event = await tx
     .selectFrom('events')
     .select(['name', 'starts_at'])
     .where('id', '=', event_id)
     .executeTakeFirst()
-  if (event === undefined) throw new AppError('EVENT_NOT_FOUND', `there is no event ${event_id}`)
+  if (event === undefined) return new AppError('EVENT_NOT_FOUND', `there is no event ${event_id}`)
   const id = uuidv7()
   const { expires_at } = await tx
     .insertInto('quotas')

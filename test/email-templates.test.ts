@@ -3,7 +3,7 @@
 import assert from 'node:assert/strict'
 import { randomUUID } from 'node:crypto'
 import { describe, test } from 'node:test'
-import { decodeEmailJob } from '../domain/emails.ts'
+import { decodeEmailJob, emailTemplates } from '../domain/emails.ts'
 import { formatMoney, formatTime } from '../workers/email/format.ts'
 import { createRenderer } from '../workers/email/templates.ts'
 import { mailJob, values } from './emailJobs.ts'
@@ -73,6 +73,89 @@ Order 0190a1b2-0000-7000-8000-000000000001
     )
   })
 
+  test('is written in the reader’s language, each with every word', () => {
+    const tickets = values.tickets
+    const seen = new Set<string>()
+    for (const template of emailTemplates) {
+      for (const locale of ['en', 'de', 'de-AT', 'hr', 'ja', 'ja-JP']) {
+        const quota = { quota_id: 'q-1', expires_at: '2026-12-24T18:00:00Z' }
+        const job = mailJob(template, { locale, tickets, ...quota } as never)
+        const { subject, text, html, language } = render(job)
+        assert.equal(language, locale.slice(0, 2))
+        for (const part of [subject, text, html]) {
+          assert.ok(!/undefined|\{|\[object/.test(part.replace(/style="[^"]*"/g, '')), part)
+        }
+        assert.ok(html.includes(`lang="${language}"`))
+        seen.add(`${language} ${subject}`)
+      }
+    }
+    assert.equal(seen.size, 12)
+  })
+
+  test('counts tickets as the language does', () => {
+    const invited = (quantity: number, locale: string) =>
+      render(mailJob('quota_invitation', { quota_id: 'q', quantity, locale } as never)).text.split(
+        '\n',
+      )[0]
+    assert.match(invited(1, 'hr') ?? '', /^Za vas je odvojena 1 ulaznica/)
+    assert.match(invited(3, 'hr') ?? '', /^Za vas su odvojene 3 ulaznice/)
+    assert.match(invited(5, 'hr') ?? '', /^Za vas je odvojeno 5 ulaznica/)
+    assert.match(invited(21, 'hr') ?? '', /^Za vas je odvojena 21 ulaznica/)
+    assert.match(invited(1, 'en') ?? '', /^1 ticket for/)
+    assert.match(invited(1000, 'de') ?? '', /^1\.000 Tickets für/)
+  })
+
+  test('tells the time where the event is, by the name of the zone, else in UTC', () => {
+    const when = (locale: string, time_zone?: string) =>
+      render(mailJob('order_confirmation', { locale, ...(time_zone && { time_zone }) } as never))
+        .text
+    assert.match(when('de', 'Europe/Zagreb'), /1\. Januar 2027 um 20:00 MEZ/)
+    assert.match(
+      when('ja', 'Asia/Tokyo'),
+      /2027年1月2日土曜日 4:00 JST|2027年1月2日土曜日 4:00 GMT\+9/,
+    )
+    assert.match(when('hr'), /1\. siječnja 2027\. u 19:00 UTC/)
+  })
+
+  test('keeps a name from right to left apart from what is around it, and lets none turn the rest', () => {
+    const rtl = 'הופעה 12'
+    const { text, html, subject } = render(mailJob('order_confirmation', { event_name: rtl }))
+    assert.ok(text.includes(`Event:    \u2068${rtl}\u2069\n`))
+    assert.ok(html.includes(`<bdi>${rtl}</bdi>`))
+    assert.equal(subject, `Your order for ${rtl} is confirmed`)
+    const spoofed = render(mailJob('order_confirmation', { event_name: 'safe\u202etxt.exe' }))
+    for (const part of [spoofed.text, spoofed.html, spoofed.subject]) {
+      assert.ok(!part.includes('\u202e'))
+    }
+    const family = '👩‍👩‍👧 night'
+    assert.ok(render(mailJob('order_confirmation', { event_name: family })).text.includes(family))
+  })
+
+  test('may be long, and is refused when it is no mail any more, with what is right', () => {
+    const tickets = Array.from({ length: 1000 }, (_, i) => ({
+      ticket_id: randomUUID(),
+      seat: `Stalls-${i + 1}-1`,
+      code: `C-${i}`,
+    }))
+    const many = mailJob('ticket_delivery', { tickets })
+    const { text, html } = render(decodeEmailJob(many))
+    assert.equal(text.match(/^Stalls, row \d+, seat 1: C-\d+$/gm)?.length, 1000)
+    assert.ok(html.includes('C-999'))
+    const megabytes = 'x'.repeat(5 * 1024 * 1024)
+    assert.throws(
+      () => decodeEmailJob(mailJob('order_confirmation', { event_name: megabytes })),
+      /^Error: payload\.event_name must have at most 1000 characters$/,
+    )
+    assert.throws(
+      () => decodeEmailJob(mailJob('ticket_delivery', { tickets: Array(2001).fill(tickets[0]) })),
+      /payload\.tickets must have at most 2000 entries/,
+    )
+    assert.throws(
+      () => decodeEmailJob(mailJob('order_confirmation', { time_zone: 'Mars/Base' } as never)),
+      /payload\.time_zone must be a time zone/,
+    )
+  })
+
   test('writes money in the units of its currency, exactly', () => {
     const cases = [
       [5, 'EUR', '€0.05'],
@@ -85,6 +168,7 @@ Order 0190a1b2-0000-7000-8000-000000000001
       const written = formatMoney({ amount_minor, currency }, 'en')
       assert.equal(written.replace(/\u00a0/g, ' '), expected)
     }
+    assert.equal(formatMoney({ amount_minor: 4500, currency: 'JPY' }, 'ja'), '￥4,500')
     assert.match(formatTime(values.starts_at, 'de'), /Freitag, 1\. Januar 2027/)
   })
 

@@ -60,7 +60,8 @@ export async function createRenderer(): Promise<(job: EmailJob) => Rendered> {
       )
     const html = said(asHtml).map(([name, text]) => [name, new handlebars.SafeString(text)])
     const text = Object.fromEntries(said(isolated)) as Record<string, string>
-    const subject = String(text.subject)
+    // Of one line, and in clients that show each line in its own direction.
+    const subject = Object.fromEntries(said((value) => value)).subject as string
     const render = load(job.template)
     return {
       subject,

@@ -116,12 +116,12 @@ export function createCommands(options: CommandOptions): Commands {
   /** A command that is not hot: its own transaction. */
   function single<T>(
     task: Task<Command>,
-    effect: (tx: Tx) => Promise<T>,
+    effect: (tx: Tx) => Promise<T | AppError>,
     body: (made: T) => object,
   ) {
     return transaction(db, async (tx) => {
       const made = await effect(tx)
-      const answer = json(task.command.name === 'putUser' ? 200 : 201, body(made))
+      const answer = respond(made, body, task.command.name === 'putUser' ? 200 : 201)
       await saveAnswers(tx, [task], [answer])
       return answer
     })
