@@ -152,6 +152,7 @@ export function remoteRelayPass(options: RelayOptions): Pass {
   function send(): void {
     if (performance.now() > renewedAt + leaseSeconds * 1000 - marginMs) return
     while (count.sent < window && !stopping && publisher.away() === undefined) {
+      if (!slots.isReady() || asides.allowed(1) === 0) return
       const entry = slots.next()
       if (entry === undefined) return
       const since = performance.now()
@@ -162,6 +163,7 @@ export function remoteRelayPass(options: RelayOptions): Pass {
   function told(entry: Entry, verdict: Verdict, since: number): void {
     if (verdict.is === 'taken') {
       slots.taken(entry)
+      asides.taken()
       metrics.confirmed((performance.now() - since) / 1000)
       window = Math.min(windowMax, window + 1)
     } else if (verdict.is === 'lost') {
