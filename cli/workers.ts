@@ -7,6 +7,7 @@ import { expirySettings } from '../workers/expiry/config.ts'
 import { readHttpConfig } from '../workers/http/config.ts'
 import { inboxSettings } from '../workers/inbox/config.ts'
 import { outboxSettings } from '../workers/outbox/config.ts'
+import { readPushConfig } from '../workers/push/config.ts'
 
 export type Worker = {
   name: string
@@ -49,6 +50,7 @@ export const workers: readonly Worker[] = [
     memory: 'small',
     read: (env) => readConfig(expirySettings, env),
   },
+  { name: 'push', purpose: 'sends push messages', memory: 'small', read: readPushConfig },
 ]
 
 export const root = join(import.meta.dirname, '..')
