@@ -65,7 +65,8 @@ function readError(status: number, body: string): Said {
 export function readRetryAfter(value: unknown, now = Date.now()): number | undefined {
   if (typeof value !== 'string') return undefined
   if (/^\d{1,9}$/.test(value)) return Number(value) * 1000
-  const at = Date.parse(value)
+  // Date.parse finds a year in nearly anything.
+  const at = /^[A-Za-z]/.test(value) ? Date.parse(value) : Number.NaN
   return Number.isNaN(at) ? undefined : Math.max(0, at - now)
 }
 

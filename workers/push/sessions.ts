@@ -145,7 +145,11 @@ export function createSessions(options: SessionsOptions): Sessions {
       if (signal.aborted) throw signal.reason
       if (isClosing) throw new RequestFailed('CONNECTION', false, 'the sessions are closed')
       const own = pick()
-      if (own !== undefined) return own
+      if (own !== undefined) {
+        own.streams++
+        own.usedAt = performance.now()
+        return own
+      }
       const { promise, resolve } = Promise.withResolvers<void>()
       line.push(resolve)
       signal.addEventListener('abort', proceedAll, { once: true })
@@ -183,8 +187,6 @@ export function createSessions(options: SessionsOptions): Sessions {
     signal: AbortSignal,
   ): Promise<Answer> {
     const own = await enter(signal)
-    own.streams++
-    own.usedAt = performance.now()
     try {
       return await ask(own, path, headers, body, signal)
     } finally {
