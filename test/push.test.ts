@@ -294,7 +294,7 @@ describe('the push worker', () => {
     await sql`delete from rate_ramps`.execute(fresh.db)
     await sql`delete from job_errors`.execute(fresh.db)
     await sql`delete from job_audits`.execute(fresh.db)
-    await fcm.listen(true).catch(() => {})
+    await fcm.listen(true)
     await fcm.set({ rules: [], latencyMs: 2, tokenSeconds: 3600, tokenError: null })
     await fcm.forget()
   })

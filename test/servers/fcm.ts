@@ -465,6 +465,7 @@ async function serve(): Promise<void> {
         if (asked.code === 0) session.close()
       }
     } else if (path === '/listen') {
+      if (asked.isUp === server.listening) return done
       if (asked.isUp) {
         server = start(port)
         await once(server, 'listening')
