@@ -15,7 +15,7 @@ import { listOf, listQueues, readItem } from '../workers/intake/items.ts'
 import { createLog } from '../workers/log.ts'
 import { type TestDatabase, testDatabase } from './database.ts'
 import { emptyJobs, everyJob } from './jobRows.ts'
-import { type RedisServer, startRedis, withoutRedisServer } from './servers/redis.ts'
+import { startRedis, withoutRedisServer } from './servers/redis.ts'
 import { endWorkers, exited, startWorker, until } from './worker.ts'
 
 const signal = new AbortController().signal
@@ -64,10 +64,15 @@ test('an item without an id has one of its bytes, and another id becomes a UUID'
   assert.throws(() => readItem('push', Buffer.from(nul)), /cannot be stored/)
 })
 
-describe('the intake', { skip: withoutRedisServer() }, () => {
+const skip = withoutRedisServer()
+// At the top of the file, to live as long as it.
+const server = skip
+  ? (undefined as never)
+  : await startRedis(['appendonly yes', 'appendfsync always'])
+
+describe('the intake', { skip }, () => {
   let fresh: TestDatabase
   let jobs: Jobs
-  let server: RedisServer
   let url: string
   let redis: Redis
   let opened: OpenedRedis
@@ -75,7 +80,6 @@ describe('the intake', { skip: withoutRedisServer() }, () => {
   before(async () => {
     fresh = await testDatabase()
     jobs = openJobs(fresh.database)
-    server = await startRedis(['appendonly yes', 'appendfsync always'])
     url = `redis://127.0.0.1:${server.port}`
     redis = new Redis(url, { retryStrategy: () => 100, maxRetriesPerRequest: null })
     redis.on('error', () => {})
@@ -222,9 +226,7 @@ describe('the intake', { skip: withoutRedisServer() }, () => {
       for (let n = 1; n > 0; total += n) n = (await pass(signal, all)) as number
       return total
     }
-    const counts: number[] = []
-    for (const pass of passes) counts.push(0)
-    await Promise.all(passes.map(async (pass, i) => (counts[i] = await run(pass))))
+    const counts = await Promise.all(passes.map(run))
     assert.equal(
       counts.reduce((sum, count) => sum + count, 0),
       300,
@@ -256,9 +258,10 @@ describe('the intake', { skip: withoutRedisServer() }, () => {
     assert.deepEqual(await redis.smembers('{notification:push}:takers'), ['living'])
   })
 
-  test('keeps the keys of a list in one slot of a Cluster', async () => {
-    const cluster = await startRedis(['cluster-enabled yes'])
+  test('keeps the keys of a list in one slot of a Cluster', async (t) => {
+    const cluster = await startRedis(['cluster-enabled yes', 'cluster-announce-ip 127.0.0.1'])
     const node = new Redis(`redis://127.0.0.1:${cluster.port}`)
+    t.after(() => node.disconnect())
     await node.call('CLUSTER', 'ADDSLOTSRANGE', '0', '16383')
     await until(async () => String(await node.call('CLUSTER', 'INFO')).includes('cluster_state:ok'))
     const to = openRedis({
@@ -266,6 +269,7 @@ describe('the intake', { skip: withoutRedisServer() }, () => {
       name: 'test',
       commandTimeoutMs: 6000,
     })
+    t.after(to.close)
     await to.ready()
     for (const queue of listQueues) {
       await node.lpush(listOf(queue), 'one', 'two')
@@ -280,8 +284,6 @@ describe('the intake', { skip: withoutRedisServer() }, () => {
       await living.done(2)
       assert.deepEqual(await living.take(5, 10), [])
     }
-    await to.close()
-    node.disconnect()
   })
 
   test('the process moves all three lists, killed in between and more than one', async () => {
