@@ -82,13 +82,13 @@ export type AsideOutcome = {
   audit?: Audit
 }
 
-/** @param error why it was refused once more; undefined: the broker took it */
+/** @param refused why, once more, and whether that spends an attempt; undefined: the broker took it */
 export async function settleAside(
   db: Db,
   relay: string,
   leaseNo: string,
   due: DueAside,
-  error: string | undefined,
+  refused: { why: string; spend: boolean } | undefined,
 ): Promise<AsideOutcome | 'lost'> {
   return await transaction(
     db,
@@ -98,23 +98,32 @@ export async function settleAside(
         where slot = ${due.slot} and leased_by = ${relay} and lease_no = ${leaseNo}
         for update`.execute(tx)
       if (rows.length === 0) return 'lost'
-      if (error === undefined) return { gone: true, last: await removeAside(tx, due) }
+      if (refused === undefined) return { gone: true, last: await removeAside(tx, due) }
+      if (!refused.spend) {
+        await putOff(tx, due, due.attempts, schedule.at(-1) ?? 0)
+        return { gone: false, last: false }
+      }
+      const error = new Error(refused.why)
       const attempt = due.attempts + 1
       const key = { jobId: due.event.id, queue, attempt }
       const delayMs = jobRetryDelayMs(schedule, attempt)
       if (delayMs === null) {
-        const audit = await buryNew(tx, { ...key, data: due.event }, new Error(error))
+        const audit = await buryNew(tx, { ...key, data: due.event }, error)
         return { gone: true, last: await removeAside(tx, due), ...(audit && { audit }) }
       }
-      await writeAttempt(tx, key, 'failed', new Error(error))
-      await sql`
-        update outbox_aside set attempts = ${attempt},
-          next_at = clock_timestamp() + ${delayMs} * interval '1 ms'
-        where ${isThis(due)}`.execute(tx)
+      await writeAttempt(tx, key, 'failed', error)
+      await putOff(tx, due, attempt, delayMs)
       return { gone: false, last: false }
     },
     readCommitted,
   )
+}
+
+async function putOff(tx: Tx, due: DueAside, attempts: number, delayMs: number): Promise<void> {
+  await sql`
+    update outbox_aside set attempts = ${attempts},
+      next_at = clock_timestamp() + ${delayMs} * interval '1 ms'
+    where ${isThis(due)}`.execute(tx)
 }
 
 const isThis = ({ slot, subject, txid, id }: DueAside) => sql<boolean>`

@@ -137,6 +137,7 @@ describe('the queues', () => {
       ]),
       [
         ['commands', 8, 4, 6, 0],
+        ['outbox', 0, 0, 0, 0],
         ['inbox', 8, 4, 6, 0],
         ['email', 8, 4, 6, 18],
         ['push', 0, 0, 0, 0],

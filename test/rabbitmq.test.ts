@@ -263,6 +263,34 @@ describe('over RabbitMQ', { skip: withoutRabbit() }, () => {
     assert.equal(await exited(worker), 0, worker.output())
   })
 
+  test('a broker that refuses every event has none buried, and gets them all when it takes them', async () => {
+    const many = subjects(120)
+    await write(
+      fresh.db,
+      many.map((subject) => completed(subject, 1)),
+    )
+    const relay = openRelay()
+    const attempts = async () =>
+      (await asides()).reduce((sum, { attempts }) => sum + attempts, 0) - (await asides()).length
+    await until(async () => {
+      await relay.pass()
+      return (await asides()).length >= 100
+    })
+    // Far more often than any of them may be refused.
+    for (let i = 0; i < 5; i++) {
+      await makeDue()
+      await relay.pass()
+    }
+    assert.ok((await attempts()) <= 10, `${await attempts()} attempts were spent`)
+    assert.deepEqual(await dead('outbox'), [])
+    const taken = await listen()
+    await until(async () => {
+      await makeDue()
+      await relay.pass()
+      return (await asides()).length === 0 && taken.length === 120
+    })
+  })
+
   test('a type that may go unheard counts as relayed', async () => {
     const [subject = ''] = subjects(1)
     await write(fresh.db, [held(subject)])

@@ -11,6 +11,7 @@ import { type Reservation, type ReservationBody, toBody } from '../../db/reserva
 import type { Db, Tx } from '../../db/schema.ts'
 import { type Change, cancelReservations } from '../../db/settlements.ts'
 import { CommitUnknown, isConnectionLost, transaction } from '../../db/transaction.ts'
+import { isStanding, standingEventsOf, takeTurns } from '../../db/turns.ts'
 import { type PutUser, putUser } from '../../db/users.ts'
 import { AppError } from '../../domain/errors.ts'
 import type { StoredResponse } from '../../domain/idempotency.ts'
@@ -48,15 +49,20 @@ type Task<C> = { command: C; receipt: Receipt }
 export function createCommands(options: CommandOptions): Commands {
   const { db, ttlSeconds, groupMax = 256, onGroup } = options
 
-  /** One transaction for a group, timed. */
+  /** One transaction for a group, timed, in its turn at the counters of the events that `standing` names. */
   async function together<T>(
     name: Command['name'],
     size: number,
+    standing: () => Promise<readonly string[]>,
     fn: (tx: Tx) => Promise<T>,
   ): Promise<T> {
     const begunAt = performance.now()
     try {
-      return await transaction(db, fn)
+      const counted = await standing()
+      return await transaction(db, async (tx) => {
+        await takeTurns(tx, counted)
+        return await fn(tx)
+      })
     } finally {
       onGroup?.(name, size, (performance.now() - begunAt) / 1000)
     }
@@ -66,9 +72,10 @@ export function createCommands(options: CommandOptions): Commands {
     createLanes<Task<Hold & { eventId: string }>, StoredResponse | 'undecided'>({
       groupMax,
       divides,
-      commit: (tasks) =>
-        together('createReservation', tasks.length, async (tx) => {
-          const { eventId } = tasks[0]!.command
+      commit(tasks) {
+        const { eventId } = tasks[0]!.command
+        const standing = async () => ((await isStanding(db, eventId)) ? [eventId] : [])
+        return together('createReservation', tasks.length, standing, async (tx) => {
           const holds = tasks.map((task) => task.command)
           const outcomes = await holdPlaces(tx, holds, { eventId, ttlSeconds, patient })
           const answers = outcomes.map((outcome) =>
@@ -76,7 +83,8 @@ export function createCommands(options: CommandOptions): Commands {
           )
           await saveAnswers(tx, tasks, answers)
           return answers
-        }),
+        })
+      },
     })
   const changes = <T>(
     name: Command['name'],
@@ -86,14 +94,17 @@ export function createCommands(options: CommandOptions): Commands {
     createGroup<Task<Change>, StoredResponse>({
       groupMax,
       divides,
-      commit: (tasks) =>
-        together(name, tasks.length, async (tx) => {
-          const commands = tasks.map((task) => task.command)
+      commit(tasks) {
+        const commands = tasks.map((task) => task.command)
+        const ids = commands.map(({ reservationId }) => reservationId)
+        const standing = () => standingEventsOf(db, ids)
+        return together(name, tasks.length, standing, async (tx) => {
           const outcomes = await change(tx, commands)
           const answers = outcomes.map((outcome) => respond(outcome, body, 200))
           await saveAnswers(tx, tasks, answers)
           return answers
-        }),
+        })
+      },
     })
   const quick = holdLanes(false)
   const patient = holdLanes(true)

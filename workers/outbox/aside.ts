@@ -18,13 +18,42 @@ export type AsidesOptions = {
 
 const lookMs = 250
 const batchMax = 100
+/**
+ * Refused so often in a row, with none taken in between, it is not the events: nobody listens yet, or the broker is ill.
+ * Then no attempts are spent, and one event is sent now and then to see whether it is over.
+ */
+const hopelessAfter = 100
+const probeMs = 1000
 
 export function createAsides({ db, relay, publisher, worker, metrics }: AsidesOptions) {
   let lookAt = 0
+  let refusals = 0
+  let probedAt = Number.NEGATIVE_INFINITY
+
+  const isHopeless = (): boolean => refusals >= hopelessAfter
+
+  function taken(): void {
+    if (isHopeless()) worker.log.info('the broker takes events again')
+    refusals = 0
+  }
+
+  /** How many of `most` may be sent now. */
+  function allowed(most: number): number {
+    if (!isHopeless()) return most
+    if (performance.now() < probedAt + probeMs) return 0
+    probedAt = performance.now()
+    return Math.min(1, most)
+  }
 
   function tellRefused({ id, type, subject }: Outgoing, why: string): void {
     metrics.refused()
     worker.failed(1)
+    refusals++
+    if (refusals === hopelessAfter) {
+      const told = { error: why, refusals }
+      worker.log.error(told, 'the broker refuses every event: they wait until it takes one')
+    }
+    if (isHopeless()) return
     const told = { event_id: id, type, subject, error: why }
     worker.log.warn(told, 'the broker refused an event: its subject waits aside')
   }
@@ -32,14 +61,14 @@ export function createAsides({ db, relay, publisher, worker, metrics }: AsidesOp
   async function retry(slots: readonly Slot[]): Promise<void> {
     lookAt = performance.now() + lookMs
     const numbers = slots.map(({ no }) => no)
-    const due = await readDueAsides(db, numbers, batchMax)
-    await Promise.all(
-      due.map(async (one) => {
-        const slot = slots.find(({ no }) => no === one.slot) as Slot
-        const verdict = await sent(one)
-        if (verdict.is !== 'lost') await settle(slot, one, verdict)
-      }),
-    )
+    const some = allowed(batchMax)
+    const due = some > 0 ? await readDueAsides(db, numbers, some) : []
+    const verdicts = await Promise.all(due.map(sent))
+    for (const [i, one] of due.entries()) {
+      const verdict = verdicts[i] as Verdict
+      const slot = slots.find(({ no }) => no === one.slot) as Slot
+      if (verdict.is !== 'lost') await settle(slot, one, verdict)
+    }
   }
 
   const sent = ({ event, body }: DueAside): Promise<Verdict> =>
@@ -53,11 +82,13 @@ export function createAsides({ db, relay, publisher, worker, metrics }: AsidesOp
 
   async function settle(slot: Slot, due: DueAside, verdict: Verdict): Promise<void> {
     const why = verdict.is === 'refused' ? verdict.why : undefined
-    const outcome = await settleAside(db, relay, slot.leaseNo, due, why)
-    if (outcome === 'lost') return
     const { id, type, subject } = due.event
-    if (why === undefined) metrics.relayed(1)
+    if (why === undefined) taken()
     else tellRefused({ id, type, subject, body: Buffer.alloc(0) }, why)
+    const refused = why === undefined ? undefined : { why, spend: !isHopeless() }
+    const outcome = await settleAside(db, relay, slot.leaseNo, due, refused)
+    if (outcome === 'lost') return
+    if (why === undefined) metrics.relayed(1)
     if (outcome.audit) {
       const { code, jobId, queue, attempts, errors } = outcome.audit
       const told = { code, job_id: jobId, queue, type, attempts, errors }
@@ -77,6 +108,8 @@ export function createAsides({ db, relay, publisher, worker, metrics }: AsidesOp
 
   return {
     tellRefused,
+    taken,
+    allowed,
     isDue,
     lookNow() {
       lookAt = 0

@@ -18,7 +18,7 @@ export type RelayMetrics = {
 export type OutboxMetricsOptions = {
   db: Db
   broker: string
-  /** Left out: it is where the database is. */
+  /** Left out: it is where the database is, and up. */
   isUp?(): boolean
 }
 
@@ -36,7 +36,7 @@ export function createOutboxMetrics({ db, broker, isUp }: OutboxMetricsOptions):
   gaugeLag(db)
   const aside = readSeldom(() => countAsides(db))
   gauge('outbox_aside', 'Events aside, refused or behind one that was', aside)
-  if (isUp) gauge('outbox_broker_up', 'Whether the broker takes events', async () => Number(isUp()))
+  gauge('outbox_broker_up', 'Whether the broker takes events', async () => Number(isUp?.() ?? 1))
   return {
     relayed: (count) => relayed.inc({ broker }, count),
     confirmed: (seconds) => confirm.observe(seconds),

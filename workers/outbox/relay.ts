@@ -152,6 +152,7 @@ export function remoteRelayPass(options: RelayOptions): Pass {
   function send(): void {
     if (performance.now() > renewedAt + leaseSeconds * 1000 - marginMs) return
     while (count.sent < window && !stopping && publisher.away() === undefined) {
+      if (!slots.isReady() || asides.allowed(1) === 0) return
       const entry = slots.next()
       if (entry === undefined) return
       const since = performance.now()
@@ -162,6 +163,7 @@ export function remoteRelayPass(options: RelayOptions): Pass {
   function told(entry: Entry, verdict: Verdict, since: number): void {
     if (verdict.is === 'taken') {
       slots.taken(entry)
+      asides.taken()
       metrics.confirmed((performance.now() - since) / 1000)
       window = Math.min(windowMax, window + 1)
     } else if (verdict.is === 'lost') {
@@ -218,32 +220,38 @@ export function remoteRelayPass(options: RelayOptions): Pass {
     if (count.known >= settleMax || now >= settledAt + settleMs) start('settle', settle)
   }
 
-  /** What the pass comes back with, if it is over. */
+  /** What was handled since the last report; what is settled between two passes is in the later one's. */
+  function report(): number {
+    const reported = handled
+    handled = 0
+    return reported
+  }
+
+  /** What the pass comes back with, if it is over and has handled nothing. */
   function outcome(until: number): Awaited<ReturnType<Pass>> | undefined {
     const now = performance.now()
     const isAway = publisher.away() !== undefined
     const isBusy = running.size > 0 || count.sent > 0 || count.known > 0
-    if (!isBusy && (isAway || held.size === 0)) return handled || { waitMs: 250 }
+    if (!isBusy && (isAway || held.size === 0)) return { waitMs: 250 }
     if (!isBusy && count.entries === 0 && lookAt > now && !asides.isDue([...held.values()])) {
-      if (handled > 0 || !waitsForHorizon) return handled
-      return { waitMs: lookMs.horizon }
+      return waitsForHorizon ? { waitMs: lookMs.horizon } : 0
     }
     if (now < until && handled < roomMax) return undefined
-    return handled || { waitMs: 0 }
+    return { waitMs: 0 }
   }
 
   const pass: Pass = async (signal, handledMax) => {
     const until = performance.now() + passMs
-    ;[handled, roomMax, lookAt] = [0, handledMax, 0]
+    ;[roomMax, lookAt] = [handledMax, 0]
     signal.addEventListener('abort', change, { once: true })
     try {
       for (;;) {
         if (faults.length > 0) throw faults.splice(0)[0]
-        if (signal.aborted) return handled
+        if (signal.aborted) return report()
         const next = changed.promise
         startWork()
         const result = outcome(until)
-        if (result !== undefined) return result
+        if (result !== undefined) return report() || result
         const timer = setTimeout(change, lookMs.horizon)
         await next
         clearTimeout(timer)
@@ -256,7 +264,6 @@ export function remoteRelayPass(options: RelayOptions): Pass {
   /** Waits for the answers that are due, as long as the grace lasts. What has none is sent again by the next. */
   async function finish(): Promise<number> {
     stopping = true
-    handled = 0
     while ((count.sent > 0 || running.size > 0) && !worker.dying.aborted) {
       if (publisher.away() !== undefined && running.size === 0) break
       startSettling(performance.now())
@@ -264,7 +271,7 @@ export function remoteRelayPass(options: RelayOptions): Pass {
     }
     if (count.known > 0) await settle()
     await leave()
-    return handled
+    return report()
   }
   const wake = (): void => {
     lookAt = 0

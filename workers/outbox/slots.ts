@@ -62,6 +62,9 @@ export function createSlots() {
     }
   }
 
+  /** Whether `next` may have one. */
+  const isReady = (): boolean => first < ready.length
+
   /** The next to send; it counts as sent. */
   function next(): Entry | undefined {
     for (;;) {
@@ -150,7 +153,7 @@ export function createSlots() {
     }
   }
 
-  return { held, count, add, next, taken, refused, lost, done, forget, hold, drop }
+  return { held, count, add, isReady, next, taken, refused, lost, done, forget, hold, drop }
 }
 
 /** How far a slot is settled when these are. */
