@@ -123,6 +123,28 @@ describe('turns', () => {
     assert.deepEqual(order.slice(33).filter((isFirst) => isFirst).length, 0)
   })
 
+  test('that are for later are given at their moment, to whoever is first then', async () => {
+    const order: string[] = []
+    let next = performance.now() + 20
+    const turns = createTurns({
+      log: silent,
+      async take(want) {
+        const waitMs = next - performance.now()
+        next += 20 * want
+        return { granted: want, waitMs, everyMs: 20 }
+      },
+    })
+    const wait = (name: string, isFirst: boolean) =>
+      turns.next(isFirst, signal).then(() => order.push(name))
+    const begunAt = performance.now()
+    const waiting = ['a', 'b', 'c'].map((name) => wait(name, false))
+    await waiting[0]
+    waiting.push(wait('urgent', true))
+    await Promise.all(waiting)
+    assert.deepEqual(order, ['a', 'urgent', 'b', 'c'])
+    assert.ok(performance.now() - begunAt >= 75, 'evenly spaced')
+  })
+
   test('of those who leave go to others', async () => {
     const turns = createTurns({ log: silent, take: takeAll })
     const leaving = new AbortController()
@@ -159,8 +181,8 @@ describe('the rate', () => {
     const asked: number[] = []
     const take = rampedTake({
       perSecond: 1000,
-      async take(bucket, want) {
-        asked.push(Math.round(bucket.perSecond + bucket.burst))
+      async take(perSecond, want) {
+        asked.push(perSecond)
         return { granted: want - 1, waitMs: 1 }
       },
       climb: async (pressed) => (pressed ? 0.5 : 0),

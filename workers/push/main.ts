@@ -11,7 +11,7 @@ import { createPushMetrics } from './metrics.ts'
 import { openProvider } from './open.ts'
 import { createPace } from './pace.ts'
 import { pushPass } from './push.ts'
-import { rampedTake } from './ramp.ts'
+import { bucketOf, rampedTake } from './ramp.ts'
 import { createTurns } from './turns.ts'
 
 const name = 'push'
@@ -31,7 +31,7 @@ await main({
     const climb = (pressed: boolean) => climbRamp(db, { name, rampSeconds }, pressed)
     const take = rampedTake({
       perSecond,
-      take: (bucket, want) => takeTokens(db, { name, ...bucket }, want),
+      take: (now, want) => takeTokens(db, { name, ...bucketOf(now) }, want),
       climb: rampSeconds > 0 ? climb : undefined,
     })
     const turns = createTurns({ take, log })
