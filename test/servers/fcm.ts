@@ -247,11 +247,22 @@ async function serve(): Promise<void> {
       byDevice: new Map<string, { n: number; ok: number; at: number[]; message: unknown }>(),
       used: new Map<Rule, Map<string, number>>(),
       ok: 0,
+      repeatedOk: 0,
       validated: 0,
       tokens: 0,
       opened: 0,
       streamsMax: 0,
+      /** Of `times`, the first within a second of the last. */
+      from: 0,
+      secondMax: 0,
     }
+  }
+
+  function arrive(): void {
+    const at = performance.now()
+    count.times.push(at)
+    while (at - (count.times[count.from] as number) >= 1000) count.from++
+    count.secondMax = Math.max(count.secondMax, count.times.length - count.from)
   }
 
   function refuse(stream: ServerHttp2Stream, refusal: Refusal, reply?: Reply): void {
@@ -334,7 +345,7 @@ async function serve(): Promise<void> {
       }
       const id = isDry ? 'fake_message_id' : `0:${Date.now()}%${own.n}`
       count.ok++
-      own.ok++
+      if (own.ok++ > 0) count.repeatedOk++
       if (isDry) count.validated++
       stream.respond({ ':status': 200, 'content-type': 'application/json; charset=UTF-8' })
       stream.end(JSON.stringify({ name: `projects/${project}/messages/${id}` }))
@@ -361,7 +372,7 @@ async function serve(): Promise<void> {
       const now = 1 + (streams.get(session) ?? 0)
       streams.set(session, now)
       count.streamsMax = Math.max(count.streamsMax, now)
-      count.times.push(performance.now())
+      arrive()
       let text = ''
       stream.setEncoding('utf8').on('data', (part: string) => {
         text += part
@@ -418,19 +429,17 @@ async function serve(): Promise<void> {
   }
 
   function tell(devices: string[]): Stats {
-    const { times, byDevice, ok, validated, tokens, opened, streamsMax } = count
-    let [from, secondMax] = [0, 0]
-    for (const [i, at] of times.entries()) {
-      while (at - (times[from] as number) >= 1000) from++
-      secondMax = Math.max(secondMax, i - from + 1)
-    }
+    const { times, byDevice, secondMax, ok, repeatedOk, validated, tokens, opened, streamsMax } =
+      count
     const asked = devices.length > 0
-    const chosen = [...byDevice].filter(([device, { n }]) =>
-      asked ? devices.includes(device) : n > 1,
-    )
+    const chosen = asked
+      ? devices.flatMap((device) => {
+          const own = byDevice.get(device)
+          return own ? [[device, own] as const] : []
+        })
+      : [...byDevice].filter(([, { n }]) => n > 1)
     const pick = <T>(of: (own: { n: number; at: number[]; message: unknown }) => T) =>
       Object.fromEntries(chosen.map(([device, own]) => [device, of(own)]))
-    const repeatedOk = [...byDevice.values()].reduce((sum, own) => sum + Math.max(0, own.ok - 1), 0)
     return {
       requests: times.length,
       ok,
