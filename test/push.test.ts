@@ -195,34 +195,39 @@ describe('the rate', () => {
   test('climbs over all instances while somebody is pressed, and falls while nobody is', async (t) => {
     const own = await testDatabase()
     t.after(own.close)
-    const ramp = { name: 'push', rampSeconds: 60 }
-    const age = (seconds: number) =>
-      sql`update rate_ramps set changed_at = clock_timestamp() - ${seconds} * interval '1 s'`.execute(
-        own.db,
-      )
+    const ramp = { name: 'push', rampSeconds: 10 }
+    /** As if nobody had asked for so long: in one breath with the question, however slow the machine is. */
+    const climb = (pressed: boolean, seconds: number, db = own.db) =>
+      transaction(db, async (tx) => {
+        await sql`update rate_ramps set
+          changed_at = clock_timestamp() - ${seconds} * interval '1 s'`.execute(tx)
+        return await climbRamp(tx, ramp, pressed)
+      })
     const near = (is: number, should: number) =>
-      assert.ok(Math.abs(is - should) < 0.005, `${is} is not near ${should}`)
-    assert.equal(await climbRamp(own.db, ramp, false), 0)
+      assert.ok(Math.abs(is - should) < 0.08, `${is} is not near ${should}`)
+    assert.equal(await climb(false, 0), 0)
+    const other = own.open().db
+    let level = 0
     for (let i = 1; i <= 3; i++) {
-      await age(0.6)
-      near(await climbRamp(own.open().db, ramp, true), 0.01 * i)
+      const next = await climb(true, 0.2, other)
+      assert.ok(next > level && next < level + 0.1, `from ${level} to ${next}`)
+      level = next
     }
-    // Another instance that has all it wants does not make it fall.
-    await age(0.6)
-    near(await climbRamp(own.db, ramp, false), 0.04)
-    await sql`update rate_ramps set pressed_at = clock_timestamp() - interval '2 s', level = 0.5`.execute(
+    await sql`update rate_ramps set level = 0.5, pressed_at = clock_timestamp() + interval '1 h'`.execute(
       own.db,
     )
-    await age(0.6)
-    near(await climbRamp(own.db, ramp, false), 0.49)
+    // Another instance that has all it wants does not make it fall.
+    assert.ok((await climb(false, 0.2)) > 0.51)
+    await sql`update rate_ramps set level = 0.5, pressed_at = clock_timestamp() - interval '2 s'`.execute(
+      own.db,
+    )
+    assert.ok((await climb(false, 0.2)) < 0.49)
     // Silence is a fall, whoever breaks it.
-    await age(6)
-    near(await climbRamp(own.db, ramp, true), 0.39)
-    await age(600)
-    assert.equal(await climbRamp(own.db, ramp, true), 0)
+    await sql`update rate_ramps set level = 0.5`.execute(own.db)
+    near(await climb(true, 3), 0.2)
+    assert.equal(await climb(true, 600), 0)
     await sql`update rate_ramps set level = 1`.execute(own.db)
-    await age(0.6)
-    assert.equal(await climbRamp(own.db, ramp, true), 1)
+    assert.equal(await climb(true, 0.2), 1)
   })
 })
 
@@ -563,7 +568,9 @@ describe('the push worker', () => {
       ours: true,
     }))
     await send('push', ...many(100).map((token) => pushJob([token])))
-    await build(provider, { pace: createPace(32) })(signal, all)
+    const pass = build(provider, { pace: createPace(32) })
+    await pass(signal, all)
+    await pass.finish?.()
     const { failed = 0, created = 0 } = await states()
     assert.ok(failed >= 20 && failed <= 64, `${failed} failed`)
     assert.equal(failed, sent.length)
@@ -652,31 +659,27 @@ describe('the push worker', () => {
 
   test('killed with kill -9, only what was in flight is sent again', async () => {
     await fcm.set({ latencyMs: 150 })
-    await send('push', pushJob(many(400)), ...many(100, 'single').map((token) => pushJob([token])))
-    const options = env({ PUSH_RATE: '400' })
+    await send('push', pushJob(many(150)), ...many(50, 'single').map((token) => pushJob([token])))
+    const options = env({ PUSH_RATE: '200' })
     const killed = startWorker('push', fresh.url, [], options)
-    await until(async () => (await fcm.stats()).ok >= 120)
+    await until(async () => (await fcm.stats()).ok >= 60)
     killed.process.kill('SIGKILL')
     await exited(killed)
     // What it was told and had noted, and what was on its way, as the server has it.
     const { completed = 0 } = await states()
-    await until(async () => {
-      const { requests, ok } = await fcm.stats()
-      return requests - ok >= 0
-    })
     const { rows: noted } = await sql<{ device: string }>`
       select data #>> '{fcm_tokens,0}' as device from ${everyJob}
       where name = 'push' and state = 'completed' and jsonb_array_length(data->'fcm_tokens') = 1`.execute(
       fresh.db,
     )
-    assert.ok(completed > 50, `${completed} were noted`)
+    assert.ok(completed > 25, `${completed} were noted`)
     const sentBefore = (await fcm.stats()).requests
     const inFlightMax = sentBefore - noted.length
     await loseLife(fresh.db)
     const heir = startWorker('push', fresh.url, [], options)
     await until(async () => {
       const { completed: done = 0 } = await states()
-      return done === 501
+      return done === 201
     })
     heir.process.kill('SIGTERM')
     assert.equal(await exited(heir), 0, heir.output())
@@ -689,14 +692,14 @@ describe('the push worker', () => {
       'none that was noted is sent again',
     )
     assert.ok(again.length <= inFlightMax, `${again.length} again, ${inFlightMax} were in flight`)
-    assert.equal(stats.requests, 500 + again.length)
+    assert.equal(stats.requests, 200 + again.length)
     const { rows } = await sql<{ dead: number }>`
       select count(*)::int as dead from pgboss.job where name = 'push.dead'`.execute(fresh.db)
     assert.deepEqual(rows, [{ dead: 0 }])
   })
 
   test('a push of the priority queue overtakes a backlog within a second', async () => {
-    const backlog = Array.from({ length: 40 }, (_, i) => pushJob(many(500, `back-${i}`)))
+    const backlog = Array.from({ length: 12 }, (_, i) => pushJob(many(500, `back-${i}`)))
     await send('push', ...backlog)
     const options = env({ PUSH_RATE: '200' })
     const two = [1, 2].map(() => startWorker('push', fresh.url, [], options))
@@ -715,23 +718,23 @@ describe('the push worker', () => {
     }
     assert.ok(Math.min(...waits) < 1000, `after ${waits.join(', ')} ms`)
     const before = await fcm.stats()
-    assert.ok(before.requests < 19_000, 'the backlog is still there')
+    assert.ok(before.requests < 5_000, 'the backlog is still there')
     for (const one of two) one.process.kill('SIGTERM')
     for (const one of two) assert.equal(await exited(one), 0, one.output())
   })
 
   test('two workers share the rate: no second has more, and no device has two', async () => {
-    await send('push', pushJob(many(500)), pushJob(many(300, 'more')))
+    await send('push', pushJob(many(300)), pushJob(many(300, 'more')))
     const options = env({ PUSH_RATE: '200' })
     const two = [1, 2].map(() => startWorker('push', fresh.url, [], options))
-    await until(async () => (await fcm.stats()).ok >= 800)
+    await until(async () => (await fcm.stats()).ok >= 600)
     for (const one of two) one.process.kill('SIGTERM')
     for (const one of two) assert.equal(await exited(one), 0, one.output())
     const { secondMax, repeatedOk, requests, spanSeconds } = await fcm.stats()
-    // The network may bring a few together that left apart.
-    assert.ok(secondMax <= 210, `${secondMax} in a second`)
-    assert.deepEqual([requests, repeatedOk], [800, 0])
-    assert.ok(spanSeconds > 3.9, `${spanSeconds} s`)
+    // A slow machine brings some together that left apart; two with a rate of their own each would bring 400.
+    assert.ok(secondMax <= 300, `${secondMax} in a second`)
+    assert.deepEqual([requests, repeatedOk], [600, 0])
+    assert.ok(spanSeconds > 2.9, `${spanSeconds} s`)
   })
 
   test('without an access token pushes wait, no attempt is spent, and it is told once', async () => {

@@ -22,7 +22,7 @@ await main({
   read: readPushConfig,
   metricsPort: 9405,
   poolMax: 6,
-  async setup(worker) {
+  setup(worker) {
     const { config, database, log } = worker
     const { db } = database
     const jobs = openJobs(database)
@@ -35,7 +35,7 @@ await main({
       climb: rampSeconds > 0 ? climb : undefined,
     })
     const turns = createTurns({ take, log })
-    const provider = await openProvider(config, concurrency)
+    const provider = openProvider(config, concurrency)
     const circuit = createCircuit({ log, what: provider.name })
     const pace = createPace(concurrency)
     const metrics = createPushMetrics(db, circuit)
