@@ -102,7 +102,10 @@ export async function readDevices(on: Db | Tx, ids: readonly string[]): Promise<
 }
 
 /** FCM knows it no more. The same device of another user is left alone. @returns whether it was there */
-export async function removeDevice(db: Db, { user_id, kind, value }: KnownDevice): Promise<boolean> {
+export async function removeDevice(
+  db: Db,
+  { user_id, kind, value }: KnownDevice,
+): Promise<boolean> {
   const done = await db
     .deleteFrom('devices')
     .where('kind', '=', kind)
