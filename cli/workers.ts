@@ -6,7 +6,9 @@ import { readEmailConfig } from '../workers/email/config.ts'
 import { expirySettings } from '../workers/expiry/config.ts'
 import { readHttpConfig } from '../workers/http/config.ts'
 import { inboxSettings } from '../workers/inbox/config.ts'
+import { intakeSettings } from '../workers/intake/config.ts'
 import { outboxSettings } from '../workers/outbox/config.ts'
+import { readPushConfig } from '../workers/push/config.ts'
 
 export type Worker = {
   name: string
@@ -48,6 +50,13 @@ export const workers: readonly Worker[] = [
     purpose: 'frees holds whose time is over',
     memory: 'small',
     read: (env) => readConfig(expirySettings, env),
+  },
+  { name: 'push', purpose: 'sends push messages', memory: 'small', read: readPushConfig },
+  {
+    name: 'intake',
+    purpose: 'moves jobs from Redis lists into the job table',
+    memory: 'small',
+    read: (env) => readConfig(intakeSettings, env),
   },
 ]
 

@@ -174,6 +174,7 @@ export type Schema = {
     expires_at: Date | null
     created_at: Made
   }
+  rate_ramps: { name: string; level: number; changed_at: Date; pressed_at: Date }
   rate_buckets: { name: string; tokens: number; filled_at: Date }
   job_errors: {
     job_id: string

@@ -38,6 +38,7 @@ export type QuotaData = {
   /** Left out: until the event. */
   expires_at?: string
 }
+export type QueueData = { match_id: string; user_id: string }
 
 export type EventData = {
   'reservation.held': ReservationData & { expires_at: string }
@@ -50,6 +51,13 @@ export type EventData = {
   'ticket.generated': OrderData & { tickets: TicketData[] }
   /** Subject: the quota. */
   'quota.invitation': QuotaData
+  /**
+   * Subject: the user in the match's queue, as for the other two. The token that opens the purchase window is not in it:
+   * an event goes to whoever subscribes.
+   */
+  'queue.turn_granted': QueueData & { expires_at: string; checkout_url?: string }
+  'queue.expired': QueueData & { reason: string }
+  'queue.position_update': QueueData & { position: number; estimated_wait_minutes: number }
 }
 
 export type EventType = keyof EventData

@@ -24,6 +24,8 @@ export type Runtime = {
   rate?: Rate | undefined
   /** Where it is counted. Left out: in Postgres. */
   rates?: Rates | undefined
+  /** Jobs in hand at most, now; 0 claims none until it is more. Left out: as many as keep the lanes busy. */
+  room?: (() => number) | undefined
 }
 
 export type PipelineOptions = Runtime & {
@@ -53,6 +55,7 @@ export function createPipeline(options: PipelineOptions): Pass {
   const expireMs = (queueOf(queue)?.expireInSeconds ?? 60) * 1000 - marginMs
   const rate = options.rate ?? rateOf(queue)
   const rates = options.rates ?? openRates(db)
+  const room = options.room ?? (() => Number.POSITIVE_INFINITY)
   const buffer: Held[] = []
   const inHand = new Set<Job>()
   const running = new Set<Held>()
@@ -174,7 +177,8 @@ export function createPipeline(options: PipelineOptions): Pass {
     const ahead = Math.max(takeMax * lanes, 1.5 * pace * claimMs)
     if (buffer.length + asked >= Math.min(ahead, claimsAtOnce * batchMax)) return
     if (stopping || alone || claiming >= claimsAtOnce || now < dryUntil || now < tokensAt) return
-    const want = Math.min(batchMax, roomMax - settled - inHand.size - asked)
+    const taken = inHand.size + asked
+    const want = Math.min(batchMax, roomMax - settled - taken, Math.floor(room()) - taken)
     if (want > 0) void claim(want)
   }
 
@@ -264,7 +268,7 @@ export function createPipeline(options: PipelineOptions): Pass {
 
   /** Claims nothing until nothing is in hand, then one after the other, until there is none. */
   async function runSuspects(): Promise<void> {
-    if (!alone || inHand.size > 0 || claiming > 0) return
+    if (!alone || inHand.size > 0 || claiming > 0 || room() < 1) return
     const claimedAt = performance.now()
     if (rate && (await pay(rate, 1)) === 0) return
     const suspect = await jobs.fetchSuspect(queue)
@@ -279,6 +283,7 @@ export function createPipeline(options: PipelineOptions): Pass {
     if (!idle && now < until) return undefined
     if (settled > 0) return told()
     if (!idle) return { waitMs: 0 }
+    if (room() < 1) return { waitMs: lookAgainMs }
     return now < tokensAt ? { waitMs: Math.ceil(tokensAt - now) } : 0
   }
 

@@ -145,6 +145,10 @@ export const userChange = {
         properties: {
           token: line(4096, 'an FCM registration token'),
           fid: line(256, 'a Firebase installation id'),
+          replaces: line(
+            4096,
+            'the registration token by which the same phone was known, so that it gets one push',
+          ),
         },
         oneOf: [{ required: ['token'] }, { required: ['fid'] }],
       },
