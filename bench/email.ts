@@ -29,7 +29,7 @@ import {
   type Message,
   startMailgun,
 } from '../test/servers/mailgun.ts'
-import { startRedis } from './jobs/servers.ts'
+import { cpuMsOf, startRedis } from './jobs/servers.ts'
 
 const text = (fallback: string) => ({ type: 'string', default: fallback }) as const
 const { values: options } = parseArgs({
@@ -56,11 +56,14 @@ function end(): Promise<void> {
   return ending
 }
 
+let postgresPid: number | undefined
+
 async function openPostgres(dataDir: string): Promise<string> {
   let server = process.env.DATABASE_URL
   if (!server) {
     const embedded = await startEmbedded({ dataDir })
     ends.push(embedded.stop)
+    postgresPid = embedded.pid
     server = embedded.url
   }
   const maker = new pg.Client({ connectionString: server })
@@ -170,7 +173,7 @@ function sustained(times: readonly number[]): number {
 
 const load = () => loadavg()[0]?.toFixed(1)
 
-function report(messages: readonly Message[], ids: ReadonlySet<string>): string[] {
+function report(messages: readonly Message[], ids: ReadonlySet<string>, cpu: string): string[] {
   const times = messages.map(({ at }) => at).sort((a, b) => a - b)
   const arrived = messages.map(({ fields }) => String(fields['v:flotilla-job']))
   const twice = arrived.length - new Set(arrived).size
@@ -188,6 +191,7 @@ function report(messages: readonly Message[], ids: ReadonlySet<string>): string[
     ['most in any second', String(most)],
     ['most in any 100 ms', String(fullest(times, 100))],
     ['between two', `p1 ${at(0.01)} ms, p50 ${at(0.5)} ms, p99 ${at(0.99)} ms`],
+    ['processor time a mail', cpu],
     ['load of the machine', `${load()}`],
     ['arrived twice', String(twice)],
     ['missing', String(missing)],
@@ -236,9 +240,17 @@ try {
   const workers = Array.from({ length: workerCount }, () => startWorker(env))
   const stopWorkers = () => Promise.all(workers.map(stop))
   ends.push(stopWorkers)
+  const postgresMs = postgresPid === undefined ? 0 : cpuMsOf(postgresPid)
   await untilSent(database.db, server)
+  const cpuMs = workers.reduce((sum, { pid }) => sum + cpuMsOf(Number(pid)), 0)
+  const cpu = [
+    `${(cpuMs / jobCount).toFixed(1)} ms of the workers`,
+    ...(postgresPid === undefined
+      ? []
+      : [`${((cpuMsOf(postgresPid) - postgresMs) / jobCount).toFixed(1)} ms of Postgres`]),
+  ]
   await stopWorkers()
-  faults = report((await server.seen()).messages, ids)
+  faults = report((await server.seen()).messages, ids, cpu.join(', '))
 } finally {
   await end()
 }

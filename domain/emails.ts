@@ -42,7 +42,8 @@ export type EmailJob = {
     recipient: string
     /** The values of the template, and the reader's language. */
     payload: EmailTemplates[T] & { locale?: string }
-    created_at: string
+    /** The Date of the mail, in all its attempts; left out: when its job was made. */
+    created_at?: string
     /** Attempts spent before this job was made; the job table counts its own. */
     attempts: number
     max_attempts: 3
@@ -95,7 +96,7 @@ export function decodeEmailJob(data: unknown): EmailJob {
   if (typeof job.recipient !== 'string' || !isAddress(job.recipient)) {
     throw new Error('recipient must be one e-mail address')
   }
-  time(job, 'created_at', 'created_at')
+  if (job.created_at !== undefined) time(job, 'created_at', 'created_at')
   const values = record(job.payload, 'payload')
   text(values, 'event_name')
   time(values, 'starts_at')

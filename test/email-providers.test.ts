@@ -23,7 +23,7 @@ function mailOf(changed: Partial<Tickets> & { locale?: string } = {}): Mail {
   const job = decodeEmailJob(mailJob('ticket_delivery', changed))
   const { subject, html, text } = render(job)
   const { job_id: id, template, recipient: to, created_at } = job
-  return { id, template, from, to, subject, html, text, date: new Date(created_at) }
+  return { id, template, from, to, subject, html, text, date: new Date(String(created_at)) }
 }
 
 describe('mailgun', () => {

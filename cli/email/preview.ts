@@ -46,7 +46,7 @@ export const emailPreview: Command<Arguments> = (context) => ({
     const job = sample(template, locale)
     const rendered = (await createRenderer())(job)
     const { job_id: id, recipient: to, created_at } = job
-    const mail = { id, template, from, to, ...rendered, date: new Date(created_at) }
+    const mail = { id, template, from, to, ...rendered, date: new Date(String(created_at)) }
     mkdirSync(folder, { recursive: true })
     const write = (kind: string, text: string | Buffer) => {
       const path = join(folder, `${template}.${locale}.${kind}`)

@@ -55,18 +55,18 @@ export function emailPass(options: EmailOptions): Pass {
   // Made with the first mail: a worker that waits does without it.
   let renderer: ReturnType<typeof createRenderer> | undefined
 
-  async function render(job: EmailJob): Promise<Mail> {
+  async function render(job: EmailJob, createdAt: Date): Promise<Mail> {
     renderer ??= createRenderer()
     const { job_id: id, template, recipient: to, created_at } = job
     const { subject, html, text } = (await renderer)(job)
-    return { id, template, from, to, subject, html, text, date: new Date(created_at) }
+    return { id, template, from, to, subject, html, text, date: new Date(created_at ?? createdAt) }
   }
 
   async function handle(job: Traced<EmailJob>, signal: AbortSignal): Promise<void> {
     const { template } = job.data
     const last = job.attempt >= job.attemptsMax
     try {
-      const mail = await render(job.data)
+      const mail = await render(job.data, job.createdAt)
       const attributes = { 'email.template': template }
       const told = { kind: 'client', parent: job.span.traceparent, attributes } as const
       const delivered = await withSpan(`send ${template}`, told, (span) =>

@@ -24,7 +24,7 @@ await main({
     const metrics = createEmailMetrics(db)
     const named = await openProviders(config)
     const providers = createProviders({ db, providers: named, worker, onState: metrics.onState })
-    const { slots, close } = await openSlots(database, config.REDIS_URL, log)
+    const { slots, close } = openSlots(database, config.REDIS_URL, log)
     const send = { from: config.EMAIL_FROM, perSecond: config.EMAIL_RATE }
     const limits = { batchMax: config.EMAIL_BATCH, concurrency: worker.concurrency(40) }
     const unknown = {

@@ -3,7 +3,7 @@
 
 import type { Database } from '../../db/open.ts'
 import { openRates } from '../../db/rates.ts'
-import type { Rates, SlotRates } from '../../domain/rates.ts'
+import type { SlotRates } from '../../domain/rates.ts'
 import { createBreakers } from '../breakers.ts'
 import type { Log } from '../log.ts'
 import { fallbackRates } from '../rates.ts'
@@ -37,18 +37,33 @@ export async function openProviders(config: EmailConfig): Promise<EmailProvider[
 /** A Redis that does not answer at the start is found out by the first who ask. */
 const readyMs = 500
 
-export async function openSlots(
+/** The client of Redis is 4 MB: a worker that waits for its first mail does without it. */
+export function openSlots(
   { db }: Database,
   redisUrl: string | undefined,
   log: Log,
-): Promise<{ slots: Rates & SlotRates; close(): Promise<void> }> {
+): { slots: SlotRates; close(): Promise<void> } {
   const postgres = openRates(db)
   if (redisUrl === undefined) return { slots: postgres, close: async () => {} }
-  const { openRedis } = await import('../../redis/open.ts')
-  const { openRedisRates } = await import('../../redis/rates.ts')
-  const onError = (error: Error) => log.debug({ err: error }, 'no connection to Redis')
-  const { redis, ready, close } = openRedis({ url: redisUrl, name: 'email', onError })
-  await ready(readyMs).catch(() => {})
   const breaker = createBreakers({ log })('redis')
-  return { slots: fallbackRates({ redis: openRedisRates(redis), postgres, breaker }), close }
+  let opening: ReturnType<typeof open> | undefined
+
+  async function open(url: string) {
+    const { openRedis } = await import('../../redis/open.ts')
+    const { openRedisRates } = await import('../../redis/rates.ts')
+    const onError = (error: Error) => log.debug({ err: error }, 'no connection to Redis')
+    const { redis, ready, close } = openRedis({ url, name: 'email', onError })
+    await ready(readyMs).catch(() => {})
+    return { slots: fallbackRates({ redis: openRedisRates(redis), postgres, breaker }), close }
+  }
+
+  return {
+    slots: {
+      async reserve(rate, want) {
+        opening ??= open(redisUrl)
+        return await (await opening).slots.reserve(rate, want)
+      },
+    },
+    close: async () => await (await opening)?.close(),
+  }
 }
