@@ -13,7 +13,7 @@ type Limits = Pick<LoaderConfig, 'LOADER_BODY_MAX' | 'LOADER_BUFFER_MAX'>
 export function openFetchers(config: Limits, env: Environment) {
   const bytesMax = config.LOADER_BODY_MAX
   const budget = createBudget(config.LOADER_BUFFER_MAX)
-  const http = openHttpFetcher({ bytesMax, budget, valueOf: (name) => valueOf(env, name) })
+  const http = openHttpFetcher({ bytesMax, budget, secretOf: (name) => secretOf(env, name) })
   const byType: Record<SourceType, EventFetcher> = {
     http,
     ndjson: http,
@@ -23,7 +23,7 @@ export function openFetchers(config: Limits, env: Environment) {
 }
 
 /** NAME, or the text of the file that NAME_FILE names, read anew: a secret may be changed. */
-function valueOf(env: Environment, name: string): string | undefined {
+function secretOf(env: Environment, name: string): string | undefined {
   const direct = env[name] || undefined
   const file = env[`${name}_FILE`]
   if (direct !== undefined || !file) return direct

@@ -24,12 +24,12 @@ export type HttpFetcherOptions = {
   bytesMax: number
   budget: Budget
   /** Of the environment. */
-  valueOf(name: string): string | undefined
+  secretOf(name: string): string | undefined
 }
 
 const idleSocketMs = 15_000
 
-export function openHttpFetcher({ bytesMax, budget, valueOf }: HttpFetcherOptions): EventFetcher {
+export function openHttpFetcher({ bytesMax, budget, secretOf }: HttpFetcherOptions): EventFetcher {
   const agentOptions = { keepAlive: true, maxFreeSockets: 4, timeout: idleSocketMs }
   const agents = { 'http:': new HttpAgent(agentOptions), 'https:': new HttpsAgent(agentOptions) }
 
@@ -81,10 +81,10 @@ export function openHttpFetcher({ bytesMax, budget, valueOf }: HttpFetcherOption
     url.searchParams.set(source.limitParam, String(limit))
     const protocol = url.protocol as keyof typeof agents
     const send = protocol === 'https:' ? requestHttps : requestHttp
-    const headers = { ...defaultHeaders(source), ...secretsOf(source, valueOf) }
+    const headers = { ...defaultHeaders(source), ...secretsOf(source, secretOf) }
     const { promise, resolve, reject } = Promise.withResolvers<IncomingMessage>()
     const request = send(url, { agent: agents[protocol], headers, signal })
-    request.once('response', resolve).once('error', reject)
+    request.once('response', resolve).on('error', reject)
     // Not before there is a connection: to make one may have taken as long as the lock lasts.
     request.once('socket', (socket) => {
       const leave = () => {
@@ -96,7 +96,7 @@ export function openHttpFetcher({ bytesMax, budget, valueOf }: HttpFetcherOption
           request.destroy()
         }
       }
-      if (socket.connecting) {
+      if (socket.connecting || isShakingHands(socket)) {
         socket.once(protocol === 'https:' ? 'secureConnect' : 'connect', leave)
       } else leave()
     })
@@ -111,17 +111,21 @@ export function openHttpFetcher({ bytesMax, budget, valueOf }: HttpFetcherOption
   }
 }
 
+/** Not in the types of Node. */
+const isShakingHands = (socket: object): boolean =>
+  (socket as { secureConnecting?: boolean }).secureConnecting === true
+
 const defaultHeaders = ({ type }: Source) => ({
   accept: type === 'ndjson' ? 'application/x-ndjson' : 'application/json',
   'accept-encoding': 'gzip, deflate',
   'user-agent': 'flotilla-loader',
 })
 
-function secretsOf({ headers }: Source, valueOf: HttpFetcherOptions['valueOf']) {
+function secretsOf({ headers }: Source, secretOf: HttpFetcherOptions['secretOf']) {
   return Object.fromEntries(
     Object.entries(headers).map(([name, value]) => {
       try {
-        return [name.toLowerCase(), fillIn(value, valueOf)]
+        return [name.toLowerCase(), fillIn(value, secretOf)]
       } catch (error) {
         throw new SourceFault(`the header ${name}: ${(error as Error).message}`)
       }
@@ -213,7 +217,7 @@ function unpacked(response: IncomingMessage): Readable {
   }
   const stream = unpack()
   // pipe passes no error on.
-  response.once('error', (error) => stream.destroy(error)).pipe(stream)
+  response.on('error', (error) => stream.destroy(error)).pipe(stream)
   return stream
 }
 
