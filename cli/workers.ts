@@ -6,6 +6,7 @@ import { emailSettings } from '../workers/email/config.ts'
 import { expirySettings } from '../workers/expiry/config.ts'
 import { readHttpConfig } from '../workers/http/config.ts'
 import { inboxSettings } from '../workers/inbox/config.ts'
+import { readLoaderConfig } from '../workers/loader/config.ts'
 import { outboxSettings } from '../workers/outbox/config.ts'
 
 export type Worker = {
@@ -48,6 +49,12 @@ export const workers: readonly Worker[] = [
     purpose: 'frees holds whose time is over',
     memory: 'small',
     read: (env) => readConfig(expirySettings, env),
+  },
+  {
+    name: 'loader',
+    purpose: 'loads events from remote sources',
+    memory: 'small',
+    read: readLoaderConfig,
   },
 ]
 

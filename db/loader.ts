@@ -148,7 +148,8 @@ async function appendOverlapping(
 ): Promise<Appended> {
   const { name, overlap } = source
   const lastOfPage = page.events.at(-1)?.id ?? cursor.afterId
-  const toId = lastOfPage > cursor.lastId ? lastOfPage : cursor.lastId
+  let toId = cursor.lastId
+  if (lastOfPage > toId) toId = lastOfPage
   const begin = overlapBegin(toId, overlap)
   const scanId = page.events.length > 0 ? lastOfPage : begin
   const client = await pool.connect()
@@ -197,7 +198,7 @@ async function explained(error: unknown, source: string, pool: pg.Pool): Promise
     return error
   }
   if (!/^(22|23|54)/.test(state)) return error
-  const line = /line (\d+)/.exec(where ?? '')?.[1]
+  const line = /^COPY loaded_events, line (\d+)/m.exec(where ?? '')?.[1]
   const at = line === undefined ? '' : `event ${line}: `
   return new SourceFault(`${at}Postgres refuses it: ${message} (${state})`, 0, { cause: error })
 }

@@ -228,9 +228,17 @@ async function serve(source: EventSource, request: IncomingMessage, response: Se
   const limit = Number(url.searchParams.get('limit') ?? 100)
   const asked: Asked = { at: performance.now(), over: null, after, events: 0 }
   source.requests.push(asked)
-  response.once('close', () => {
-    asked.over = performance.now()
-  })
+  // Over is when the source has said all it has to say, or the other side hung up. Not when Node tells that all was
+  // sent: in a busy process that is told late, and the gap after it looks too short.
+  const over = () => {
+    asked.over ??= performance.now()
+  }
+  response.once('close', over)
+  const { end } = response
+  response.end = ((...given: unknown[]) => {
+    over()
+    return (end as (...given: unknown[]) => unknown).apply(response, given)
+  }) as typeof response.end
   response.on('error', () => {})
   const { latencyMs, mood, authorization } = source.behaviour
   if (latencyMs > 0) await sleep(latencyMs)

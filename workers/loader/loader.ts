@@ -112,6 +112,9 @@ export function createLoader(options: LoaderOptions): Loader {
 
   const gapOf = ({ gapMs }: Source): number => Math.max(gapMs, options.gapMs)
 
+  /** Of one turn. */
+  const pagesOf = (source: Source): number => (gapOf(source) > 0 ? 1 : pagesMax)
+
   function setSources(sources: readonly Source[], fresh: ReadonlySet<string> = new Set()): void {
     const names = new Set(sources.map(({ name }) => name))
     for (const name of seats.keys()) if (!names.has(name)) seats.delete(name)
@@ -153,7 +156,7 @@ export function createLoader(options: LoaderOptions): Loader {
       if (seat.isSlow ? slow >= concurrency / 2 : quick >= concurrency) continue
       if (seat.isSlow) slow++
       else quick++
-      seat.room = Math.min(batchMax, room)
+      seat.room = Math.min(batchMax * pagesOf(seat.source), room)
       room -= seat.room
       begun.push(seat)
     }
@@ -255,7 +258,7 @@ export function createLoader(options: LoaderOptions): Loader {
   /** One page; where there is no gap many, the next one fetched while the last is stored. */
   async function fetchPages(seat: Seat, lock: Lock, run: Run, signal: AbortSignal): Promise<void> {
     const { source } = seat
-    const pages = gapOf(source) > 0 ? 1 : pagesMax
+    const pages = pagesOf(source)
     let { afterId } = run.cursor
     let room = seat.room
     for (let i = 0; i < pages && room > 0; i++) {
@@ -283,14 +286,14 @@ export function createLoader(options: LoaderOptions): Loader {
     overlap > 0 && afterId !== overlapBegin(lastId, overlap)
 
   async function fetchPage(
-    { source, room: batch }: Seat,
+    { source }: Seat,
     lock: Lock,
     run: Run,
     afterId: bigint,
     room: number,
   ): Promise<Page> {
     const begun = performance.now()
-    const page = await fetchers[source.type].fetch(source, afterId, Math.min(batch, room), {
+    const page = await fetchers[source.type].fetch(source, afterId, Math.min(batchMax, room), {
       signal: dying,
       sending() {
         if (lock.until - performance.now() < source.timeoutMs + sendMarginMs) throw new TooLate()
