@@ -3,7 +3,7 @@
 
 import pg from 'pg'
 import { from as copyFrom } from 'pg-copy-streams'
-import type { LoadedEvent } from '../domain/loader.ts'
+import type { Events } from '../domain/loader.ts'
 
 /** Longer than a wait for a lock (8 s) and than the largest page takes to write. */
 const copyMaxMs = 30_000
@@ -45,27 +45,36 @@ export async function copyAfter(
 
 const signature = Buffer.from('PGCOPY\n\xff\r\n\0\0\0\0\0\0\0\0\0', 'latin1')
 const fieldCount = 3
-/** Of a row besides its payload and its source: count, three lengths, the id. */
-const rowBytes = 2 + 3 * 4 + 8
 
 /** As COPY reads them: https://www.postgresql.org/docs/current/sql-copy.html, binary format. */
-export function toCopy(source: string, events: readonly LoadedEvent[]): Buffer {
-  const name = Buffer.from(source)
-  const payloads = events.reduce((sum, { payload }) => sum + payload.length, 0)
-  const size = signature.length + events.length * (rowBytes + name.length) + payloads + 2
+export function toCopy(source: string, { ids, body, spans }: Events): Buffer {
+  const from = Buffer.from(body.buffer, body.byteOffset, body.byteLength)
+  const head = rowHead(source)
+  let payloads = 0
+  for (let i = 0; i < spans.length; i += 2) payloads += (spans[i + 1] ?? 0) - (spans[i] ?? 0)
+  const size = signature.length + ids.length * (head.length + 12) + payloads + 2
   const out = Buffer.allocUnsafe(size)
+  const view = new DataView(out.buffer, out.byteOffset, size)
   out.set(signature, 0)
   let at = signature.length
-  for (const { id, payload } of events) {
-    at = out.writeInt16BE(fieldCount, at)
-    at = out.writeInt32BE(name.length, at)
-    out.set(name, at)
-    at = out.writeInt32BE(8, at + name.length)
-    at = out.writeBigInt64BE(id, at)
-    at = out.writeInt32BE(payload.length, at)
-    out.set(payload, at)
-    at += payload.length
+  for (let i = 0; i < ids.length; i++) {
+    at += head.copy(out, at)
+    view.setBigInt64(at, ids[i] as bigint)
+    const [begin, end] = [spans[2 * i] as number, spans[2 * i + 1] as number]
+    view.setInt32(at + 8, end - begin)
+    at += 12 + from.copy(out, at + 12, begin, end)
   }
-  out.writeInt16BE(-1, at)
+  view.setInt16(at, -1)
   return out
+}
+
+/** What is the same for all rows: how many fields, the source, and that the id has eight bytes. */
+function rowHead(source: string): Buffer {
+  const name = Buffer.from(source)
+  const head = Buffer.alloc(2 + 4 + name.length + 4)
+  head.writeInt16BE(fieldCount, 0)
+  head.writeInt32BE(name.length, 2)
+  head.set(name, 6)
+  head.writeInt32BE(8, 6 + name.length)
+  return head
 }

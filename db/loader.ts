@@ -7,13 +7,16 @@ import type pg from 'pg'
 import {
   type Appended,
   type Cursor,
+  countOf,
   type EventStore,
+  type Events,
   Fenced,
-  type LoadedEvent,
+  lastIdOf,
   overlapBegin,
   type Page,
   type Source,
   SourceFault,
+  someOf,
 } from '../domain/loader.ts'
 import { copyAfter, quote, toCopy } from './copy.ts'
 import { createGroup } from './group.ts'
@@ -129,8 +132,8 @@ async function appendRising(
   page: Page,
 ): Promise<Appended> {
   const { events } = page
-  const toId = events.at(-1)?.id ?? cursor.lastId
-  const move = { toId, scanId: undefined, added: events.length }
+  const toId = lastIdOf(events) ?? cursor.lastId
+  const move = { toId, scanId: undefined, added: countOf(events) }
   await copyAfter(pool, moveText(source, cursor, move, page), target, toCopy(source, events))
   return moved(cursor, move)
 }
@@ -147,24 +150,24 @@ async function appendOverlapping(
   page: Page,
 ): Promise<Appended> {
   const { name, overlap } = source
-  const lastOfPage = page.events.at(-1)?.id ?? cursor.afterId
+  const lastOfPage = lastIdOf(page.events) ?? cursor.afterId
   let toId = cursor.lastId
   if (lastOfPage > toId) toId = lastOfPage
   const begin = overlapBegin(toId, overlap)
-  const scanId = page.events.length > 0 ? lastOfPage : begin
+  const scanId = countOf(page.events) > 0 ? lastOfPage : begin
   const client = await pool.connect()
-  let fresh: LoadedEvent[]
+  let fresh: Events
   let move: Move
   try {
     await client.query("begin; set local lock_timeout = '8s'")
     const { rows } = await client.query<{ id: string }>(
       `insert into loader_seen (source, id) select $1, * from unnest($2::bigint[])
        on conflict do nothing returning id`,
-      [name, page.events.map(({ id }) => id)],
+      [name, [...page.events.ids]],
     )
     const unseen = new Set(rows.map(({ id }) => BigInt(id)))
-    fresh = page.events.filter(({ id }) => unseen.has(id))
-    move = { toId, scanId, added: fresh.length }
+    fresh = someOf(page.events, (id) => unseen.has(id))
+    move = { toId, scanId, added: countOf(fresh) }
     await client.query(moveText(name, cursor, move, page))
     await client.query(
       'delete from loader_seen where source = $1 and id <= least($2, $3::bigint)',
@@ -173,11 +176,7 @@ async function appendOverlapping(
     await client.query(
       `insert into ${target}
        select $1, id, payload::json from unnest($2::bigint[], $3::text[]) as e (id, payload)`,
-      [
-        name,
-        fresh.map(({ id }) => id),
-        fresh.map(({ payload }) => Buffer.from(payload).toString('utf8')),
-      ],
+      [name, [...fresh.ids], payloadsOf(fresh)],
     )
     await client.query('commit')
     client.release()
@@ -186,6 +185,11 @@ async function appendOverlapping(
     throw error
   }
   return moved(cursor, move)
+}
+
+const payloadsOf = ({ ids, body, spans }: Events): string[] => {
+  const bytes = Buffer.from(body.buffer, body.byteOffset, body.byteLength)
+  return Array.from(ids, (_, i) => bytes.toString('utf8', spans[2 * i], spans[2 * i + 1]))
 }
 
 /** What Postgres thinks of the events is the source's fault; of a missing partition, ours. */

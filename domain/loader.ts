@@ -25,14 +25,17 @@ export type Source = {
 export const sourceTypes = ['http', 'ndjson', 'file'] as const
 export type SourceType = (typeof sourceTypes)[number]
 
-export type LoadedEvent = {
-  id: bigint
-  /** JSON in UTF-8, byte for byte as the source gave it. */
-  payload: Uint8Array
+/** Events as columns, since a page of a thousand objects costs more than all else: the nth has the nth of each. */
+export type Events = {
+  ids: BigInt64Array
+  /** Where payloads lie: JSON in UTF-8, byte for byte as the source gave it. */
+  body: Uint8Array
+  /** Begin and end of each payload in `body`, two numbers an event. */
+  spans: Uint32Array
 }
 
 export type Page = {
-  events: LoadedEvent[]
+  events: Events
   /** There is more, for all it knows: the page is full. */
   more: boolean
   /** The newest id the source has, if it tells. */
@@ -138,23 +141,78 @@ export const idMax = 2n ** 63n - 1n
 export const overlapBegin = (lastId: bigint, overlap: number): bigint =>
   lastId > BigInt(overlap) ? lastId - BigInt(overlap) : 0n
 
-/** @throws SourceFault when the page breaks the rules; it is refused whole */
-export function checkPage(page: Page, afterId: bigint): void {
-  let last = afterId
-  for (const [i, { id }] of page.events.entries()) {
-    if (id > last) {
-      last = id
-      continue
-    }
-    const where = `event ${i + 1} of ${page.events.length}`
-    if (i === 0 || id <= afterId) {
-      throw new SourceFault(
-        `${where} has id ${id}, and events after ${afterId} were asked for: only higher ids may come`,
-      )
-    }
-    const fault = id === last ? `has id ${id} once more` : `has id ${id} after ${last}`
-    throw new SourceFault(`${where} ${fault}: ids must rise`)
+export const noEvents: Events = {
+  ids: new BigInt64Array(0),
+  body: new Uint8Array(0),
+  spans: new Uint32Array(0),
+}
+
+export const countOf = ({ ids }: Events): number => ids.length
+
+/** Undefined: there is none. */
+export const lastIdOf = ({ ids }: Events): bigint | undefined => ids.at(-1)
+
+/** The first of them. */
+export const firstOf = ({ ids, body, spans }: Events, count: number): Events => ({
+  ids: ids.subarray(0, count),
+  body,
+  spans: spans.subarray(0, 2 * count),
+})
+
+/** Those whose place `isKept`. */
+export function someOf({ ids, body, spans }: Events, isKept: (id: bigint) => boolean): Events {
+  const places = Array.from(ids.keys()).filter((i) => isKept(ids[i] as bigint))
+  return {
+    ids: ids.filter((id) => isKept(id)),
+    body,
+    spans: Uint32Array.from(places.flatMap((i) => [spans[2 * i] ?? 0, spans[2 * i + 1] ?? 0])),
   }
+}
+
+/** Gathers events of one body. */
+export function createGatherer(body: Uint8Array) {
+  let ids = new BigInt64Array(256)
+  let spans = new Uint32Array(512)
+  let count = 0
+  return {
+    add(id: bigint, from: number, to: number): void {
+      if (count === ids.length) {
+        const [before, places] = [ids, spans]
+        ids = new BigInt64Array(4 * count)
+        spans = new Uint32Array(8 * count)
+        ids.set(before)
+        spans.set(places)
+      }
+      ids[count] = id
+      spans[2 * count] = from
+      spans[2 * count + 1] = to
+      count++
+    },
+    get count() {
+      return count
+    },
+    events: (): Events => firstOf({ ids, body, spans }, count),
+  }
+}
+
+/** @throws SourceFault when the page breaks the rules; it is refused whole */
+export function checkPage({ events: { ids } }: Page, afterId: bigint): void {
+  let last = afterId
+  for (let i = 0; i < ids.length; i++) {
+    const id = ids[i] as bigint
+    if (id <= last) throw new SourceFault(wrongOrder(ids, i, afterId))
+    last = id
+  }
+}
+
+function wrongOrder(ids: BigInt64Array, i: number, afterId: bigint): string {
+  const [id, before] = [ids[i] as bigint, ids[i - 1]]
+  const where = `event ${i + 1} of ${ids.length}`
+  if (before === undefined || id <= afterId) {
+    return `${where} has id ${id}, and events after ${afterId} were asked for: only higher ids may come`
+  }
+  const fault = id === before ? `has id ${id} once more` : `has id ${id} after ${before}`
+  return `${where} ${fault}: ids must rise`
 }
 
 const backoff = { firstMs: 1000, mostMs: 60_000 }

@@ -168,9 +168,9 @@ export const variablesOf = (value: string): string[] =>
   [...value.matchAll(variables)].map(([, name]) => name as string)
 
 /** With the variables' values put in. @throws Error that names the one that is not set */
-export function fillIn(value: string, valueOf: (name: string) => string | undefined): string {
+export function fillIn(value: string, secretOf: (name: string) => string | undefined): string {
   return value.replace(variables, (_, name: string) => {
-    const found = valueOf(name)
+    const found = secretOf(name)
     if (found === undefined) throw new Error(`the environment variable ${name} is not set`)
     return found
   })

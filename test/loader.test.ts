@@ -13,7 +13,13 @@ import {
   resumeSource,
 } from '../db/loaderSources.ts'
 import { openLoaderGate, openLoaderLocks } from '../db/loaderTurns.ts'
-import type { LockFactory, Source, SourceGate } from '../domain/loader.ts'
+import {
+  createGatherer,
+  type LockFactory,
+  type Page,
+  type Source,
+  type SourceGate,
+} from '../domain/loader.ts'
 import { readSource } from '../domain/sources.ts'
 import { openRedisLoaderGate, openRedisLoaderLocks } from '../redis/loaderTurns.ts'
 import { openRedis } from '../redis/open.ts'
@@ -319,16 +325,23 @@ describe('a bad source', () => {
   })
 })
 
+/** Events with ids from 1 on. */
+function pageOf(...payloads: string[]): Page {
+  const gathered = createGatherer(Buffer.from(payloads.join('')))
+  let at = 0
+  for (const [i, payload] of payloads.entries()) {
+    gathered.add(BigInt(i + 1), at, at + payload.length)
+    at += payload.length
+  }
+  return { events: gathered.events(), more: false, newestId: undefined }
+}
+
 describe('the store', () => {
   test('refuses a page of who lost the source, whatever its lock says', async () => {
     const store = openEventStore(database)
     await noteSources(db, ['x'])
     const first = await store.lastKnownId('x', 'a')
-    const page = {
-      events: [{ id: 1n, payload: Buffer.from('{}') }],
-      more: false,
-      newestId: undefined,
-    }
+    const page = pageOf('{}')
     const source = { ...sourceAt(0), name: 'x' }
     const second = await store.lastKnownId('x', 'b')
     assert.ok(first && second)
@@ -352,8 +365,7 @@ describe('the store', () => {
     await noteSources(db, ['x'])
     const cursor = await store.lastKnownId('x', 'a')
     assert.ok(cursor)
-    const events = [1n, 2n].map((id) => ({ id, payload: Buffer.from(id === 2n ? '{bad' : '1') }))
-    const page = { events, more: false, newestId: undefined }
+    const page = pageOf('1', '{bad')
     const appending = store.append({ ...sourceAt(0), name: 'x' }, cursor, page)
     await assert.rejects(
       appending,

@@ -7,6 +7,7 @@ import { idMax } from '../../domain/loader.ts'
 import { withDatabase } from '../database.ts'
 import { jsonOption } from '../jobs/options.ts'
 import { type Command, type Context, Exit } from '../program.ts'
+import { choose } from '../terminal.ts'
 
 type Arguments = { name: string; to: string; force: boolean; json: boolean }
 
@@ -55,6 +56,7 @@ async function confirm(
   if (terminal === undefined || json) {
     throw new Exit('usage', `this deletes ${count} events: say --force if that is meant`)
   }
-  const answer = await terminal.ask(`Delete ${count} events of ${name} above ${toId}? [y/N] `)
-  if (!/^y(es)?$/i.test(answer?.trim() ?? '')) throw new Exit('failed', 'nothing was changed')
+  const question = `Delete ${count} events of ${name} above ${toId}?`
+  const answer = await choose(terminal, question, ['yes', 'no'])
+  if (answer !== 'yes') throw new Exit('failed', 'nothing was changed')
 }

@@ -5,15 +5,20 @@
 import { type FileHandle, open } from 'node:fs/promises'
 import { fileURLToPath } from 'node:url'
 import {
+  countOf,
   type EventFetcher,
-  type LoadedEvent,
+  type Events,
+  firstOf,
+  lastIdOf,
+  noEvents,
   type Page,
   type Source,
   SourceFault,
 } from '../../domain/loader.ts'
 import { readLines } from './page.ts'
 
-const chunkBytes = 262_144
+/** Some pages of usual events. */
+const stretchBytes = 262_144
 /** Read in one fetch: a large file that is new here takes several. */
 const scanMax = 67_108_864
 
@@ -53,7 +58,7 @@ export function openFileFetcher({ bytesMax }: { bytesMax: number }): EventFetche
         // Only a place that was reached well is one to go on from.
         places.delete(source.name)
         const page = await read(file, source, place, limit, bytesMax, signal)
-        places.set(source.name, { ...place, afterId: page.events.at(-1)?.id ?? afterId })
+        places.set(source.name, { ...place, afterId: lastIdOf(page.events) ?? afterId })
         return page
       } finally {
         await file.close()
@@ -62,7 +67,7 @@ export function openFileFetcher({ bytesMax }: { bytesMax: number }): EventFetche
   }
 }
 
-/** Moves `place` past what it gives. */
+/** Gives the events of the first stretch that has new ones, and moves `place` past them. */
 async function read(
   file: FileHandle,
   source: Source,
@@ -71,53 +76,72 @@ async function read(
   bytesMax: number,
   signal: AbortSignal,
 ): Promise<Page> {
-  const { afterId } = place
-  const events: LoadedEvent[] = []
   const from = place.offset
   const endsAt = performance.now() + source.timeoutMs
-  let rest = Buffer.alloc(0)
   for (;;) {
     signal.throwIfAborted()
-    const chunk = Buffer.allocUnsafe(chunkBytes)
-    const { bytesRead } = await file.read(chunk, 0, chunkBytes, place.offset + rest.length)
-    if (bytesRead === 0) return { events, more: false, newestId: undefined }
-    const bytes = Buffer.concat([rest, chunk.subarray(0, bytesRead)])
-    let at = 0
-    for (let end = bytes.indexOf(0x0a); end !== -1; end = bytes.indexOf(0x0a, at)) {
-      for (const event of linesAt(bytes.subarray(at, end), place.offset + at)) {
-        if (event.id <= place.lastId) {
-          throw new SourceFault(`id ${event.id} comes after ${place.lastId}: ids must rise`)
-        }
-        place.lastId = event.id
-        if (event.id > afterId) events.push(event)
-      }
-      at = end + 1
-      if (events.length < limit) continue
-      return stopAt(at)
+    const lines = await wholeLines(file, place.offset, bytesMax)
+    if (lines === undefined) return { events: noEvents, more: false, newestId: undefined }
+    const all = linesAt(lines, place.offset)
+    const known = checkOrder(all, place)
+    const count = Math.min(countOf(all), known + limit)
+    if (count === known) {
+      place.offset += lines.length
+      place.lastId = lastIdOf(all) ?? place.lastId
+      const isEnough = place.offset - from > scanMax || performance.now() > endsAt
+      if (isEnough) return { events: noEvents, more: true, newestId: undefined }
+      continue
     }
-    place.offset += at
-    rest = bytes.subarray(at)
-    if (rest.length > bytesMax) {
-      throw new SourceFault(`a line is longer than ${bytesMax} bytes (LOADER_BODY_MAX)`)
-    }
-    const isEnough = place.offset - from > scanMax || sizeOf(events) > bytesMax
-    if (isEnough || performance.now() > endsAt) return stopAt(0)
-  }
-
-  function stopAt(at: number): Page {
-    place.offset += at
+    const events = someAfter(firstOf(all, count), known)
+    place.lastId = lastIdOf(events) ?? place.lastId
+    place.offset += lines.indexOf(0x0a, all.spans[2 * count - 1]) + 1
     return { events, more: true, newestId: undefined }
   }
 }
 
-const sizeOf = (events: readonly LoadedEvent[]): number =>
-  events.reduce((sum, { payload }) => sum + payload.length, 0)
+/** Some lines from there on, the last one ended; undefined: there is none yet. */
+async function wholeLines(
+  file: FileHandle,
+  offset: number,
+  bytesMax: number,
+): Promise<Buffer | undefined> {
+  for (let size = stretchBytes; ; size *= 4) {
+    const bytes = Buffer.allocUnsafe(size)
+    const { bytesRead } = await file.read(bytes, 0, size, offset)
+    const end = bytes.subarray(0, bytesRead).lastIndexOf(0x0a)
+    if (end !== -1) return bytes.subarray(0, end + 1)
+    if (bytesRead < size) return undefined
+    if (size > bytesMax) {
+      throw new SourceFault(
+        `the line at byte ${offset} is longer than ${bytesMax} bytes (LOADER_BODY_MAX)`,
+      )
+    }
+  }
+}
 
-function linesAt(line: Buffer, offset: number): LoadedEvent[] {
+/** @returns how many of them are known already @throws SourceFault */
+function checkOrder({ ids }: Events, { lastId, afterId }: Place): number {
+  let last = lastId
+  let known = 0
+  for (const id of ids) {
+    if (id <= last) throw new SourceFault(`id ${id} comes after ${last}: ids must rise`)
+    if (id <= afterId) known++
+    last = id
+  }
+  return known
+}
+
+const someAfter = ({ ids, body, spans }: Events, count: number): Events => ({
+  ids: ids.subarray(count),
+  body,
+  spans: spans.subarray(2 * count),
+})
+
+function linesAt(lines: Buffer, offset: number): Events {
   try {
-    return readLines(line)
+    return readLines(lines)
   } catch (error) {
     if (!(error instanceof SourceFault)) throw error
-    throw new SourceFault(`the line at byte ${offset}: ${error.message}`, 0, { cause: error })
+    throw new SourceFault(`from byte ${offset} of the file: ${error.message}`, 0, { cause: error })
   }
 }

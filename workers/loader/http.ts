@@ -8,8 +8,10 @@ import type { Readable } from 'node:stream'
 import { createGunzip, createInflate } from 'node:zlib'
 import {
   askedRestMaxMs,
+  countOf,
   type EventFetcher,
   type FetchOptions,
+  firstOf,
   type Page,
   type Source,
   SourceFault,
@@ -57,8 +59,8 @@ export function openHttpFetcher({ bytesMax, budget, secretOf }: HttpFetcherOptio
         ? { events: readLines(body), newestId: undefined }
         : readReply(body)
       const told = newestId ?? newestOf(response)
-      const more = isCut || events.length >= limit
-      return { events: events.slice(0, limit), more, newestId: told, free: share.free }
+      const more = isCut || countOf(events) >= limit
+      return { events: firstOf(events, limit), more, newestId: told, free: share.free }
     } catch (error) {
       share.free()
       if (signal.aborted) throw signal.reason

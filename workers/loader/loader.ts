@@ -7,6 +7,7 @@ import {
   type Appended,
   type Cursor,
   checkPage,
+  countOf,
   type EventFetcher,
   type EventStore,
   Fenced,
@@ -14,6 +15,7 @@ import {
   idleRestMs,
   type Lock,
   type LockFactory,
+  lastIdOf,
   overlapBegin,
   type Page,
   type Source,
@@ -265,7 +267,7 @@ export function createLoader(options: LoaderOptions): Loader {
       if (signal.aborted || lock.until - performance.now() < source.timeoutMs + sendMarginMs) return
       const page = await fetchPage(seat, lock, run, afterId, room)
       const isNews = await settle(run).then(
-        () => page.events.length > 0 || endsWindow(source, run.cursor),
+        () => countOf(page.events) > 0 || endsWindow(source, run.cursor),
         (error) => {
           page.free?.()
           throw error
@@ -276,8 +278,8 @@ export function createLoader(options: LoaderOptions): Loader {
       appending.catch(() => {})
       run.appending = appending
       if (!page.more || source.overlap > 0) return
-      afterId = page.events.at(-1)?.id ?? afterId
-      room -= page.events.length
+      afterId = lastIdOf(page.events) ?? afterId
+      room -= countOf(page.events)
     }
   }
 
@@ -300,7 +302,7 @@ export function createLoader(options: LoaderOptions): Loader {
         run.wasAsked = true
       },
     })
-    on.fetched(page.events.length, (performance.now() - begun) / 1000)
+    on.fetched(countOf(page.events), (performance.now() - begun) / 1000)
     try {
       checkPage(page, afterId)
     } catch (error) {

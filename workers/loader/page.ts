@@ -3,13 +3,14 @@
 // the bytes they are. What it finds wrong it says with the place, and never with the content.
 
 import { isUtf8 } from 'node:buffer'
-import { idMax, type LoadedEvent, SourceFault } from '../../domain/loader.ts'
+import { createGatherer, type Events, idMax, noEvents, SourceFault } from '../../domain/loader.ts'
 
 const depthMax = 500
 
 const [quote, backslash, colon, comma, minus, dot] = [0x22, 0x5c, 0x3a, 0x2c, 0x2d, 0x2e]
 const [openList, closeList, openObject, closeObject] = [0x5b, 0x5d, 0x7b, 0x7d]
 const [zero, nine, newline] = [0x30, 0x39, 0x0a]
+const payloadKey = Buffer.from('"payload"')
 const words = ['true', 'false', 'null']
 const escapes = new Set([...'"\\/bfnrt'].map((char) => char.charCodeAt(0)))
 
@@ -21,7 +22,7 @@ const isHex = (byte: number | undefined): boolean =>
   isDigit(byte) || (byte !== undefined && (byte | 0x20) >= 0x61 && (byte | 0x20) <= 0x66)
 
 export type Reply = {
-  events: LoadedEvent[]
+  events: Events
   /** `last_id` of the reply: the newest that the source has. */
   newestId: bigint | undefined
 }
@@ -36,13 +37,12 @@ export function readReply(body: Buffer): Reply {
 }
 
 /** One event a line; empty lines count for nothing. @throws SourceFault */
-export function readLines(body: Buffer): LoadedEvent[] {
+export function readLines(body: Buffer): Events {
   const scanner = new Scanner(body)
-  const events: LoadedEvent[] = []
   for (;;) {
     scanner.blanks()
-    if (scanner.at >= body.length) return events
-    events.push(scanner.event(events.length + 1))
+    if (scanner.at >= body.length) return scanner.gathered.events()
+    scanner.event()
     while (body[scanner.at] === 0x20 || body[scanner.at] === 0x0d || body[scanner.at] === 0x09) {
       scanner.at++
     }
@@ -54,11 +54,13 @@ export function readLines(body: Buffer): LoadedEvent[] {
 
 class Scanner {
   at = 0
+  readonly gathered: ReturnType<typeof createGatherer>
   readonly #bytes: Buffer
 
   constructor(bytes: Buffer) {
     if (!isUtf8(bytes)) throw new SourceFault('the reply is not UTF-8')
     this.#bytes = bytes
+    this.gathered = createGatherer(bytes)
     if (bytes[0] === 0xef && bytes[1] === 0xbb && bytes[2] === 0xbf) this.at = 3
   }
 
@@ -77,7 +79,7 @@ class Scanner {
 
   reply(): Reply {
     this.blanks()
-    const reply: Reply = { events: [], newestId: undefined }
+    const reply: Reply = { events: noEvents, newestId: undefined }
     if (this.#bytes[this.at] === openList) return { ...reply, events: this.#events() }
     if (this.#bytes[this.at] !== openObject) this.wrong('a list or an object must begin')
     let found = false
@@ -95,40 +97,93 @@ class Scanner {
     return reply
   }
 
-  #events(): LoadedEvent[] {
-    const events: LoadedEvent[] = []
-    this.#list(() => events.push(this.event(events.length + 1)))
-    return events
+  #events(): Events {
+    this.#list(() => this.event())
+    return this.gathered.events()
   }
 
-  /** `number`: which one it is, for people. */
-  event(number: number): LoadedEvent {
-    if (this.#bytes[this.at] !== openObject) {
-      throw new SourceFault(`event ${number} must be an object with "id" and "payload"`)
-    }
+  /** Gathers one. No function and no text of its own for each: a page has thousands. */
+  event(): void {
+    const bytes = this.#bytes
+    if (bytes[this.at] !== openObject) this.#refuse('must be an object with "id" and "payload"')
     let id: bigint | undefined
-    let payload: Uint8Array | undefined
-    this.#object((key) => {
+    let [from, to] = [-1, -1]
+    this.at++
+    this.blanks()
+    let byte = bytes[this.at]
+    if (byte === closeObject) this.at++
+    while (byte !== closeObject) {
+      const key = this.#eventKey()
       if (key === 'id') {
-        if (id !== undefined) throw new SourceFault(`event ${number} has "id" twice`)
-        id = this.#id(number)
-      } else if (key === 'payload') {
-        if (payload !== undefined) throw new SourceFault(`event ${number} has "payload" twice`)
-        const from = this.at
+        if (id !== undefined) this.#refuse('has "id" twice')
+        id = this.#id()
+      } else {
+        const begin = this.at
         this.#value(1)
-        payload = this.#bytes.subarray(from, this.at)
-      } else this.#value(1)
-    })
-    if (id === undefined) throw new SourceFault(`event ${number} has no "id"`)
-    if (payload === undefined) throw new SourceFault(`event ${number} has no "payload"`)
-    return { id, payload }
+        if (key === 'payload') {
+          if (from >= 0) this.#refuse('has "payload" twice')
+          ;[from, to] = [begin, this.at]
+        }
+      }
+      this.blanks()
+      byte = bytes[this.at]
+      if (byte !== closeObject && byte !== comma) this.wrong('"," or "}" must follow')
+      this.at++
+      if (byte === comma) this.blanks()
+    }
+    if (id === undefined) this.#refuse('has no "id"')
+    if (from < 0) this.#refuse('has no "payload"')
+    this.gathered.add(id, from, to)
   }
 
-  #id(number: number): bigint {
-    const byte = this.#bytes[this.at]
-    if (isDigit(byte)) return this.#integer(`event ${number}: its id`)
-    const what = byte === quote ? 'a text' : byte === minus ? 'negative' : 'none'
-    throw new SourceFault(`event ${number}: its id must be a positive integer, and is ${what}`)
+  #refuse(why: string): never {
+    throw new SourceFault(`event ${this.gathered.count + 1} ${why}`)
+  }
+
+  /** The two that matter by their bytes. */
+  #eventKey(): string {
+    const { at } = this
+    const bytes = this.#bytes
+    if (bytes[at + 1] === 0x69 && bytes[at + 2] === 0x64 && bytes[at + 3] === quote) {
+      this.at = at + 4
+      this.#colon()
+      return 'id'
+    }
+    if (
+      bytes[at + 1] === 0x70 &&
+      bytes[at + 8] === quote &&
+      payloadKey.equals(bytes.subarray(at, at + 9))
+    ) {
+      this.at = at + 9
+      this.#colon()
+      return 'payload'
+    }
+    return this.#key()
+  }
+
+  #colon(): void {
+    this.blanks()
+    if (this.#bytes[this.at] !== colon) this.wrong('":" must follow')
+    this.at++
+    this.blanks()
+  }
+
+  #id(): bigint {
+    const bytes = this.#bytes
+    const first = bytes[this.at]
+    if (!isDigit(first)) {
+      const what = first === quote ? 'a text' : first === minus ? 'negative' : 'none'
+      this.#refuse(`has a bad id: it must be a positive integer, and is ${what}`)
+    }
+    let at = this.at
+    let value = 0
+    for (let byte = first; isDigit(byte); byte = bytes[++at])
+      value = 10 * value + ((byte as number) - zero)
+    const end = bytes[at]
+    const isPlain = at - this.at <= 15 && first !== zero && (end === comma || end === closeObject)
+    if (!isPlain) return this.#integer(`event ${this.gathered.count + 1}: its id`)
+    this.at = at
+    return BigInt(value)
   }
 
   #integer(what: string): bigint {
@@ -172,10 +227,7 @@ class Scanner {
     const key = isPlain
       ? this.#bytes.toString('latin1', from + 1, this.at - 1)
       : String(JSON.parse(this.#bytes.toString('utf8', from, this.at)))
-    this.blanks()
-    if (this.#bytes[this.at] !== colon) this.wrong('":" must follow')
-    this.at++
-    this.blanks()
+    this.#colon()
     return key
   }
 
