@@ -47,25 +47,33 @@ const signature = Buffer.from('PGCOPY\n\xff\r\n\0\0\0\0\0\0\0\0\0', 'latin1')
 const fieldCount = 3
 
 /** As COPY reads them: https://www.postgresql.org/docs/current/sql-copy.html, binary format. */
-export function toCopy(source: string, { ids, body, spans }: Events): Buffer {
-  const from = Buffer.from(body.buffer, body.byteOffset, body.byteLength)
+export function toCopy(source: string, pages: readonly Events[]): Buffer {
   const head = rowHead(source)
-  let payloads = 0
-  for (let i = 0; i < spans.length; i += 2) payloads += (spans[i + 1] ?? 0) - (spans[i] ?? 0)
-  const size = signature.length + ids.length * (head.length + 12) + payloads + 2
+  const rows = pages.reduce((sum, { ids }) => sum + ids.length, 0)
+  const payloads = pages.reduce((sum, { spans }) => sum + lengthOf(spans), 0)
+  const size = signature.length + rows * (head.length + 12) + payloads + 2
   const out = Buffer.allocUnsafe(size)
   const view = new DataView(out.buffer, out.byteOffset, size)
   out.set(signature, 0)
   let at = signature.length
-  for (let i = 0; i < ids.length; i++) {
-    at += head.copy(out, at)
-    view.setBigInt64(at, ids[i] as bigint)
-    const [begin, end] = [spans[2 * i] as number, spans[2 * i + 1] as number]
-    view.setInt32(at + 8, end - begin)
-    at += 12 + from.copy(out, at + 12, begin, end)
+  for (const { ids, body, spans } of pages) {
+    const from = Buffer.from(body.buffer, body.byteOffset, body.byteLength)
+    for (let i = 0; i < ids.length; i++) {
+      at += head.copy(out, at)
+      view.setBigInt64(at, ids[i] as bigint)
+      const [begin, end] = [spans[2 * i] as number, spans[2 * i + 1] as number]
+      view.setInt32(at + 8, end - begin)
+      at += 12 + from.copy(out, at + 12, begin, end)
+    }
   }
   view.setInt16(at, -1)
   return out
+}
+
+function lengthOf(spans: Uint32Array): number {
+  let sum = 0
+  for (let i = 0; i < spans.length; i += 2) sum += (spans[i + 1] ?? 0) - (spans[i] ?? 0)
+  return sum
 }
 
 /** What is the same for all rows: how many fields, the source, and that the id has eight bytes. */

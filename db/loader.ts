@@ -12,6 +12,7 @@ import {
   type Events,
   Fenced,
   lastIdOf,
+  noEvents,
   overlapBegin,
   type Page,
   type Source,
@@ -35,11 +36,11 @@ export function openEventStore({ db, pool }: Pick<Database, 'db' | 'pool'>): Eve
   return {
     lastKnownId: (source, holder) => draws.run({ source, holder }),
 
-    async append(source, cursor, page) {
+    async append(source, cursor, pages) {
       try {
         return await (source.overlap > 0
-          ? appendOverlapping(pool, source, cursor, page)
-          : appendRising(pool, source.name, cursor, page))
+          ? appendOverlapping(pool, source, cursor, pages)
+          : appendRising(pool, source.name, cursor, pages))
       } catch (error) {
         throw await explained(error, source.name, pool)
       }
@@ -115,9 +116,9 @@ async function noteQuiet(db: Db, all: Quiet[]): Promise<undefined[]> {
 
 type Move = { toId: bigint; scanId: bigint | undefined; added: number }
 
-const moveText = (source: string, { fence, lastId }: Cursor, move: Move, { newestId }: Page) =>
+const moveText = (source: string, { fence, lastId }: Cursor, move: Move, pages: readonly Page[]) =>
   `call loader_move(${quote(source)}, ${fence}, ${lastId}, ${move.toId}, ${move.scanId ?? 'null'}, ` +
-  `${move.added}, ${newestId ?? 'null'})`
+  `${move.added}, ${pages.at(-1)?.newestId ?? 'null'})`
 
 const moved = (cursor: Cursor, { toId, scanId, added }: Move): Appended => {
   const quietMs = added > 0 ? 0 : cursor.quietMs
@@ -129,12 +130,13 @@ async function appendRising(
   pool: pg.Pool,
   source: string,
   cursor: Cursor,
-  page: Page,
+  pages: readonly Page[],
 ): Promise<Appended> {
-  const { events } = page
-  const toId = lastIdOf(events) ?? cursor.lastId
-  const move = { toId, scanId: undefined, added: countOf(events) }
-  await copyAfter(pool, moveText(source, cursor, move, page), target, toCopy(source, events))
+  const all = pages.map(({ events }) => events)
+  const toId = lastIdOf(all.at(-1) ?? noEvents) ?? cursor.lastId
+  const added = all.reduce((sum, events) => sum + countOf(events), 0)
+  const move = { toId, scanId: undefined, added }
+  await copyAfter(pool, moveText(source, cursor, move, pages), target, toCopy(source, all))
   return moved(cursor, move)
 }
 
@@ -147,9 +149,11 @@ async function appendOverlapping(
   pool: pg.Pool,
   source: Source,
   cursor: Cursor,
-  page: Page,
+  pages: readonly Page[],
 ): Promise<Appended> {
   const { name, overlap } = source
+  const [page, ...others] = pages
+  if (page === undefined || others.length > 0) throw new Error('a window is read page by page')
   const lastOfPage = lastIdOf(page.events) ?? cursor.afterId
   let toId = cursor.lastId
   if (lastOfPage > toId) toId = lastOfPage
@@ -168,7 +172,7 @@ async function appendOverlapping(
     const unseen = new Set(rows.map(({ id }) => BigInt(id)))
     fresh = someOf(page.events, (id) => unseen.has(id))
     move = { toId, scanId, added: countOf(fresh) }
-    await client.query(moveText(name, cursor, move, page))
+    await client.query(moveText(name, cursor, move, pages))
     await client.query(
       'delete from loader_seen where source = $1 and id <= least($2, $3::bigint)',
       [name, scanId, begin],

@@ -103,10 +103,10 @@ export type EventStore = {
   /** The cursor, in the hands of `holder` from now on. Undefined: nobody knows the source. */
   lastKnownId(source: string, holder: string): Promise<Cursor | undefined>
   /**
-   * Stores the page and moves the cursor, both or neither.
+   * Stores pages that follow one another and moves the cursor, both or neither.
    * @throws Fenced, SourceFault
    */
-  append(source: Source, cursor: Cursor, page: Page): Promise<Appended>
+  append(source: Source, cursor: Cursor, pages: readonly Page[]): Promise<Appended>
   /** The source answered, and had nothing. */
   nothing(source: string, cursor: Cursor, newestId: bigint | undefined): Promise<void>
   /** Notes a failure. @returns failures in a row, this one too; undefined: fenced */

@@ -345,10 +345,10 @@ describe('the store', () => {
     const source = { ...sourceAt(0), name: 'x' }
     const second = await store.lastKnownId('x', 'b')
     assert.ok(first && second)
-    await assert.rejects(store.append(source, first, page), /in the hands of another/)
+    await assert.rejects(store.append(source, first, [page]), /in the hands of another/)
     assert.equal(await store.failed('x', first, 'late'), undefined)
-    await store.append(source, second, page)
-    await assert.rejects(store.append(source, second, page), /in the hands of another/)
+    await store.append(source, second, [page])
+    await assert.rejects(store.append(source, second, [page]), /in the hands of another/)
     assert.deepEqual((await loaded('x')).ids, ['1'])
   })
 
@@ -366,7 +366,7 @@ describe('the store', () => {
     const cursor = await store.lastKnownId('x', 'a')
     assert.ok(cursor)
     const page = pageOf('1', '{bad')
-    const appending = store.append({ ...sourceAt(0), name: 'x' }, cursor, page)
+    const appending = store.append({ ...sourceAt(0), name: 'x' }, cursor, [page])
     await assert.rejects(
       appending,
       /event 2: Postgres refuses it: invalid input syntax for type json/,

@@ -72,7 +72,7 @@ export function startLoader(
   const file = join(place.dataDir, 'sources.json')
   writeFileSync(file, JSON.stringify({ sources }))
   const main = join(import.meta.dirname, '..', '..', 'workers', 'loader', 'main.ts')
-  const flags = ['--optimize-for-size', '--max-semi-space-size=1']
+  const flags = (process.env.FLAGS ?? '--optimize-for-size --max-semi-space-size=1').split(' ')
   const args = [...flags, ...(preload ? ['--import', preload] : []), main]
   const child = spawn(process.execPath, args, {
     env: {

@@ -4,7 +4,6 @@
 // one that hangs takes a place among the slow ones and holds nobody up. A source's failure is its own.
 
 import {
-  type Appended,
   type Cursor,
   checkPage,
   countOf,
@@ -26,7 +25,7 @@ import {
 import type { Pass } from '../loop.ts'
 
 export type LoaderEvents = {
-  loaded(source: string, events: number, cursor: Cursor, newestId: bigint | undefined): void
+  loaded(source: string, events: number): void
   /** `seconds`: from the request's begin to the last byte. */
   fetched(events: number, seconds: number): void
   appended(seconds: number): void
@@ -67,6 +66,8 @@ const slowMs = 1000
 const pausedRestMs = 1000
 /** Pages of one turn, where no gap parts them. */
 const pagesMax = 64
+/** Of them, fetched and not yet stored. */
+const pendingMax = 8
 
 export const leaseOf = ({ timeoutMs }: Source): number => timeoutMs + leaseMarginMs
 
@@ -229,17 +230,17 @@ export function createLoader(options: LoaderOptions): Loader {
   /** The gate is closed when the request is over, while the page is still being stored. */
   async function load(seat: Seat, lock: Lock, first: Cursor, signal: AbortSignal): Promise<void> {
     const { source } = seat
-    const run: Run = { cursor: first, appending: undefined, newestId: undefined, wasAsked: false }
+    const run = newRun(first)
     let fault: unknown
     let closing: Promise<void> | undefined
     try {
       await fetchPages(seat, lock, run, signal)
       if (!run.wasAsked) return rest(seat, idleMs)
-      const hasEvents = run.appending !== undefined
+      const { hasEvents } = run
       const restMs = hasEvents ? gapOf(source) : idleRestOf(source, first)
       closing = close(seat, restMs)
       closing.catch(() => {})
-      await settle(run)
+      await run.appending
       if (!hasEvents) await nothing(seat, run)
       else if (run.cursor.quietMs > 0) await close(seat, idleRestOf(source, run.cursor))
       seat.isHungry = hasEvents && run.cursor.quietMs === 0
@@ -257,7 +258,7 @@ export function createLoader(options: LoaderOptions): Loader {
     return idleRestMs(quietMs, Math.max(gapMs, idleMs), mostMs)
   }
 
-  /** One page; where there is no gap many, the next one fetched while the last is stored. */
+  /** One page; where there is no gap many, the next ones fetched while the last are stored. */
   async function fetchPages(seat: Seat, lock: Lock, run: Run, signal: AbortSignal): Promise<void> {
     const { source } = seat
     const pages = pagesOf(source)
@@ -266,18 +267,15 @@ export function createLoader(options: LoaderOptions): Loader {
     for (let i = 0; i < pages && room > 0; i++) {
       if (signal.aborted || lock.until - performance.now() < source.timeoutMs + sendMarginMs) return
       const page = await fetchPage(seat, lock, run, afterId, room)
-      const isNews = await settle(run).then(
-        () => countOf(page.events) > 0 || endsWindow(source, run.cursor),
-        (error) => {
-          page.free?.()
-          throw error
-        },
-      )
-      if (!isNews) return page.free?.()
-      const appending = append(source, run.cursor, page)
-      appending.catch(() => {})
-      run.appending = appending
-      if (!page.more || source.overlap > 0) return
+      if (countOf(page.events) === 0 && !endsWindow(source, run.cursor)) return page.free?.()
+      run.hasEvents = true
+      run.pending.push(page)
+      if (!run.isAppending) {
+        run.appending = append(source, run)
+        run.appending.catch(() => {})
+      }
+      if (run.pending.length >= pendingMax) await run.appending
+      if (run.isBroken || !page.more || source.overlap > 0) return
       afterId = lastIdOf(page.events) ?? afterId
       room -= countOf(page.events)
     }
@@ -313,18 +311,28 @@ export function createLoader(options: LoaderOptions): Loader {
     return page
   }
 
-  async function append(source: Source, cursor: Cursor, page: Page): Promise<Appended> {
-    const begun = performance.now()
-    const appended = await store.append(source, cursor, page).finally(() => page.free?.())
-    on.appended((performance.now() - begun) / 1000)
-    stored += appended.added
-    on.loaded(source.name, appended.added, appended.cursor, page.newestId)
-    return appended
-  }
-
-  async function settle(run: Run): Promise<void> {
-    const appended = await run.appending
-    if (appended) run.cursor = appended.cursor
+  /** Stores what is there, and then what has come meanwhile: the slower the store, the larger its pages. */
+  async function append(source: Source, run: Run): Promise<void> {
+    run.isAppending = true
+    try {
+      while (run.pending.length > 0) {
+        const pages = run.pending.splice(0)
+        const begun = performance.now()
+        const appended = await store.append(source, run.cursor, pages).finally(() => {
+          for (const page of pages) page.free?.()
+        })
+        on.appended((performance.now() - begun) / 1000)
+        run.cursor = appended.cursor
+        stored += appended.added
+        on.loaded(source.name, appended.added)
+      }
+    } catch (error) {
+      run.isBroken = true
+      for (const page of run.pending.splice(0)) page.free?.()
+      throw error
+    } finally {
+      run.isAppending = false
+    }
   }
 
   /** What is known already is not written down each time. */
@@ -346,12 +354,7 @@ export function createLoader(options: LoaderOptions): Loader {
   async function failed(seat: Seat, run: Run, error: unknown): Promise<void> {
     const { name } = seat.source
     seat.isHungry = false
-    await run.appending?.then(
-      ({ cursor }) => {
-        run.cursor = cursor
-      },
-      () => {},
-    )
+    await run.appending.catch(() => {})
     if (error instanceof TooLate) {
       return run.wasAsked ? await close(seat, gapOf(seat.source)) : rest(seat, idleMs)
     }
@@ -443,12 +446,29 @@ const noteEveryMs = 5000
 
 /** What a turn has come to. */
 type Run = {
+  /** Of what is stored. */
   cursor: Cursor
-  /** Of the last page. */
-  appending: Promise<Appended> | undefined
+  /** Fetched, and not yet on their way into the store. */
+  pending: Page[]
+  appending: Promise<void>
+  isAppending: boolean
+  /** An append failed: nothing that follows can be stored. */
+  isBroken: boolean
+  hasEvents: boolean
   newestId: bigint | undefined
   wasAsked: boolean
 }
+
+const newRun = (cursor: Cursor): Run => ({
+  cursor,
+  pending: [],
+  appending: Promise.resolve(),
+  isAppending: false,
+  isBroken: false,
+  hasEvents: false,
+  newestId: undefined,
+  wasAsked: false,
+})
 
 /** The lease is nearly over: another instance may ask the source soon. */
 class TooLate extends Error {}
