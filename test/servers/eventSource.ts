@@ -177,7 +177,7 @@ const answers: Record<Mood, (asked: Answering, response: ServerResponse) => unkn
   },
   huge: (_, response) => flood(response, Buffer.alloc(1_000_000, ' '), 1000),
   async bomb(_, response) {
-    const packed = gzipSync(Buffer.alloc(200_000_000, ' '))
+    const packed = gzipSync(Buffer.alloc(40_000_000, ' '))
     response.writeHead(200, { ...json, 'content-encoding': 'gzip' }).end(packed)
   },
   garbage: wrong('{"events":[{"id":1,"payload":{broken}}]}'),
