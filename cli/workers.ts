@@ -21,6 +21,8 @@ export type Worker = {
 /** V8's. A worker that waits most of its time has a small heap before speed; the API answers people. */
 const flags = {
   small: ['--optimize-for-size', '--max-semi-space-size=1'],
+  /** Pages of events come and go: a young space of 1 MB is collected all the time. */
+  steady: ['--max-semi-space-size=4'],
   fast: [],
 } as const
 
@@ -53,7 +55,7 @@ export const workers: readonly Worker[] = [
   {
     name: 'loader',
     purpose: 'loads events from remote sources',
-    memory: 'small',
+    memory: 'steady',
     read: readLoaderConfig,
   },
 ]

@@ -12,25 +12,57 @@ const divides = () => false
 
 type Asked = { source: string; leaseMs: number; token: string }
 type Held = { source: string; token: string }
+type Look = { source: string; unknownMs: number }
+type Closing = { source: string; restMs: number }
 
-export function openLoaderLocks(db: Db): LockFactory {
+export function openLoaderTurns(db: Db): { locks: LockFactory; gate: SourceGate } {
   const takes = createGroup({ commit: (asked: Asked[]) => take(db, asked), divides })
   const releases = createGroup({ commit: (held: Held[]) => release(db, held), divides })
-  return {
+  const looks = createGroup({ commit: (asked: Look[]) => look(db, asked), divides })
+  const closings = createGroup({ commit: (all: Closing[]) => close(db, all), divides })
+  /** Gates of the sources we have locked, by performance.now(): nobody but us closes them meanwhile. */
+  const openAt = new Map<string, number>()
+
+  const locks: LockFactory = {
     async tryLock(source, leaseMs): Promise<Lock | undefined> {
       const token = uuidv7()
       const until = performance.now() + leaseMs
-      if (!(await takes.run({ source, leaseMs, token }))) return undefined
-      return { until, release: () => releases.run({ source, token }) }
+      const waitMs = await takes.run({ source, leaseMs, token })
+      if (waitMs === undefined) return undefined
+      openAt.set(source, performance.now() + waitMs)
+      return {
+        until,
+        async release() {
+          openAt.delete(source)
+          await releases.run({ source, token })
+        },
+      }
     },
   }
+  const gate: SourceGate = {
+    async waitMs(source, unknownMs) {
+      const at = openAt.get(source)
+      // Once: should the lock be lost, or never be given back, it is asked for again.
+      openAt.delete(source)
+      if (at !== undefined) return Math.max(0, at - performance.now())
+      return await looks.run({ source, unknownMs })
+    },
+    async close(source, restMs) {
+      openAt.delete(source)
+      await closings.run({ source, restMs })
+    },
+  }
+  return { locks, gate }
 }
 
 const ms = (value: ReturnType<typeof sql>) => sql`${value} * interval '1 millisecond'`
 
-/** Of two that try at once the second skips the row. */
-async function take(db: Db, asked: Asked[]): Promise<boolean[]> {
-  const { rows } = await sql<{ token: string }>`
+const waitMs = sql`
+  greatest(0, 1000 * extract(epoch from next_at - clock_timestamp()))::float8 as wait_ms`
+
+/** Of two that try at once the second skips the row. @returns how long the gate is closed; undefined: not ours */
+async function take(db: Db, asked: Asked[]): Promise<(number | undefined)[]> {
+  const { rows } = await sql<{ token: string; wait_ms: number }>`
     with asked as materialized (
       select * from unnest(${asked.map(({ source }) => source)}::text[],
         ${asked.map(({ leaseMs }) => leaseMs)}::float8[],
@@ -43,9 +75,9 @@ async function take(db: Db, asked: Asked[]): Promise<boolean[]> {
     update loader_turns t set token = a.token,
       leased_until = clock_timestamp() + ${ms(sql`a.lease_ms`)}
     from asked a where t.source = a.source and t.source in (select source from free)
-    returning t.token`.execute(db)
-  const taken = new Set(rows.map(({ token }) => token))
-  return asked.map(({ token }) => taken.has(token))
+    returning t.token, ${waitMs}`.execute(db)
+  const taken = new Map(rows.map((row) => [row.token, row.wait_ms]))
+  return asked.map(({ token }) => taken.get(token))
 }
 
 async function release(db: Db, held: Held[]): Promise<undefined[]> {
@@ -60,21 +92,9 @@ async function release(db: Db, held: Held[]): Promise<undefined[]> {
   return held.map(() => undefined)
 }
 
-type Look = { source: string; unknownMs: number }
-type Closing = { source: string; restMs: number }
-
-export function openLoaderGate(db: Db): SourceGate {
-  const looks = createGroup({ commit: (asked: Look[]) => look(db, asked), divides })
-  const closings = createGroup({ commit: (all: Closing[]) => close(db, all), divides })
-  return {
-    waitMs: (source, unknownMs) => looks.run({ source, unknownMs }),
-    close: (source, restMs) => closings.run({ source, restMs }),
-  }
-}
-
 async function look(db: Db, asked: Look[]): Promise<number[]> {
   const { rows } = await sql<{ source: string; wait_ms: number }>`
-    select source, greatest(0, 1000 * extract(epoch from next_at - clock_timestamp()))::float8 as wait_ms
+    select source, ${waitMs}
     from loader_turns where source = any(${asked.map(({ source }) => source)})`.execute(db)
   const known = new Map(rows.map((row) => [row.source, row.wait_ms]))
   const unknown = asked.filter(({ source }) => !known.has(source))

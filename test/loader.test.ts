@@ -12,7 +12,7 @@ import {
   resetSource,
   resumeSource,
 } from '../db/loaderSources.ts'
-import { openLoaderGate, openLoaderLocks } from '../db/loaderTurns.ts'
+import { openLoaderTurns } from '../db/loaderTurns.ts'
 import {
   createGatherer,
   type LockFactory,
@@ -95,7 +95,7 @@ function loaderOf(parts: Parts, holder: string, more: Partial<LoaderOptions> = {
   })
 }
 
-const postgres = (): Parts => ({ locks: openLoaderLocks(db), gate: openLoaderGate(db) })
+const postgres = (): Parts => openLoaderTurns(db)
 
 async function use(loader: Loader, sources: Source[]): Promise<void> {
   loader.setSources(
@@ -455,8 +455,7 @@ for (const kind of ['Postgres', 'Redis'] as const) {
       if (kind === 'Postgres') {
         const own = open().db
         return {
-          locks: openLoaderLocks(own),
-          gate: openLoaderGate(own),
+          ...openLoaderTurns(own),
           flush: () => sql`truncate loader_turns`.execute(own),
         }
       }

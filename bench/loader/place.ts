@@ -4,7 +4,7 @@
 import { type ChildProcess, spawn } from 'node:child_process'
 import { randomBytes } from 'node:crypto'
 import { once } from 'node:events'
-import { chmodSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
+import { chmodSync, existsSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
@@ -70,9 +70,11 @@ export function startLoader(
   preload?: string,
 ): Instance {
   const file = join(place.dataDir, 'sources.json')
-  writeFileSync(file, JSON.stringify({ sources }))
+  const text = JSON.stringify({ sources })
+  // Once: others may be reading it.
+  if (!existsSync(file) || readFileSync(file, 'utf8') !== text) writeFileSync(file, text)
   const main = join(import.meta.dirname, '..', '..', 'workers', 'loader', 'main.ts')
-  const flags = (process.env.FLAGS ?? '--optimize-for-size --max-semi-space-size=1').split(' ')
+  const flags = ['--max-semi-space-size=4']
   const args = [...flags, ...(preload ? ['--import', preload] : []), main]
   const child = spawn(process.execPath, args, {
     env: {
@@ -92,7 +94,6 @@ export function startLoader(
       output = (output + chunk).slice(-20_000)
     })
   }
-  process.once('exit', () => child.kill('SIGKILL'))
   place.ends.push(() => child.kill('SIGKILL'))
   return { process: child, output: () => output }
 }

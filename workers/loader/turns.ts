@@ -1,7 +1,7 @@
 // Locks and gates where LOADER_LOCKS says. The Redis client is loaded only where it is used. While that Redis is away
 // nothing is loaded: to go on by other locks would be two instances at one source.
 
-import { openLoaderGate, openLoaderLocks } from '../../db/loaderTurns.ts'
+import { openLoaderTurns } from '../../db/loaderTurns.ts'
 import type { LockFactory, SourceGate } from '../../domain/loader.ts'
 import type { Worker } from '../worker.ts'
 import type { LoaderConfig } from './config.ts'
@@ -14,7 +14,7 @@ const answerMs = 2000
 export async function openTurns({ config, database, log }: Worker<LoaderConfig>): Promise<Turns> {
   const { db } = database
   if (config.LOADER_LOCKS === 'postgres' || config.REDIS_URL === undefined) {
-    return { locks: openLoaderLocks(db), gate: openLoaderGate(db), close: async () => {} }
+    return { ...openLoaderTurns(db), close: async () => {} }
   }
   const { openRedis } = await import('../../redis/open.ts')
   const { openRedisLoaderGate, openRedisLoaderLocks } = await import('../../redis/loaderTurns.ts')
