@@ -44,7 +44,9 @@ const tell = (what: string, value: string) => console.log(`${what.padEnd(58)}${v
 async function rawCopy(place: Place, rows: number): Promise<number> {
   await empty(place)
   const perSource = rows / fast
-  const buffers = Array.from({ length: fast }, (_, s) => toCopy(`raw-${s}`, [allEvents(perSource)]))
+  const buffers = Array.from({ length: fast }, (_, s) =>
+    toCopy([{ source: `raw-${s}`, pages: [allEvents(perSource)] }]),
+  )
   const begun = performance.now()
   for (const buffer of buffers) {
     await copyAfter(

@@ -46,28 +46,45 @@ export async function copyAfter(
 const signature = Buffer.from('PGCOPY\n\xff\r\n\0\0\0\0\0\0\0\0\0', 'latin1')
 const fieldCount = 3
 
+/** Events of a source, in pages that follow one another. */
+export type Rows = { source: string; pages: readonly Events[] }
+
 /** As COPY reads them: https://www.postgresql.org/docs/current/sql-copy.html, binary format. */
-export function toCopy(source: string, pages: readonly Events[]): Buffer {
-  const head = rowHead(source)
-  const rows = pages.reduce((sum, { ids }) => sum + ids.length, 0)
-  const payloads = pages.reduce((sum, { spans }) => sum + lengthOf(spans), 0)
-  const size = signature.length + rows * (head.length + 12) + payloads + 2
+export function toCopy(all: readonly Rows[]): Buffer {
+  const parts = all.map(({ source, pages }) => ({ head: rowHead(source), pages }))
+  let size = signature.length + 2
+  for (const { head, pages } of parts) {
+    for (const { ids, spans } of pages) size += ids.length * (head.length + 12) + lengthOf(spans)
+  }
   const out = Buffer.allocUnsafe(size)
   const view = new DataView(out.buffer, out.byteOffset, size)
   out.set(signature, 0)
   let at = signature.length
-  for (const { ids, body, spans } of pages) {
-    const from = Buffer.from(body.buffer, body.byteOffset, body.byteLength)
-    for (let i = 0; i < ids.length; i++) {
-      at += head.copy(out, at)
-      view.setBigInt64(at, ids[i] as bigint)
-      const [begin, end] = [spans[2 * i] as number, spans[2 * i + 1] as number]
-      view.setInt32(at + 8, end - begin)
-      at += 12 + from.copy(out, at + 12, begin, end)
-    }
+  for (const { head, pages } of parts) {
+    for (const events of pages) at = writeRows(out, view, at, head, events)
   }
   view.setInt16(at, -1)
   return out
+}
+
+/** @returns where the next row begins */
+function writeRows(
+  out: Buffer,
+  view: DataView,
+  begin: number,
+  head: Buffer,
+  { ids, body, spans }: Events,
+): number {
+  const from = Buffer.from(body.buffer, body.byteOffset, body.byteLength)
+  let at = begin
+  for (let i = 0; i < ids.length; i++) {
+    at += head.copy(out, at)
+    view.setBigInt64(at, ids[i] as bigint)
+    const [first, end] = [spans[2 * i] as number, spans[2 * i + 1] as number]
+    view.setInt32(at + 8, end - first)
+    at += 12 + from.copy(out, at + 12, first, end)
+  }
+  return at
 }
 
 function lengthOf(spans: Uint32Array): number {

@@ -27,20 +27,37 @@ import { sqlState } from './transaction.ts'
 
 const target = 'loaded_events (source, id, payload)'
 
+/** Groups of appends under way at once. Each is a connection, and a COPY of all that came while another was at it. */
+const appendsMax = 3
+
+type Appending = { source: string; cursor: Cursor; pages: readonly Page[] }
 type Drawn = { source: string; holder: string }
 type Quiet = { source: string; fence: bigint; newestId: bigint | undefined }
 
 export function openEventStore({ db, pool }: Pick<Database, 'db' | 'pool'>): EventStore {
   const draws = createGroup({ commit: (asked: Drawn[]) => draw(db, asked), divides: () => false })
   const quiets = createGroup({ commit: (all: Quiet[]) => noteQuiet(db, all), divides: () => false })
+  const appends = Array.from({ length: appendsMax }, () =>
+    createGroup({
+      commit: (all: Appending[]) => appendRising(pool, all),
+      // One that is fenced or that Postgres refuses fails alone.
+      divides: (error) => /^(FL001|22|23|54)/.test(sqlState(error) ?? ''),
+      groupMax: 64,
+      waitMaxMs: 60_000,
+    }),
+  )
+  let turn = 0
+  /** An idle one, or each in turn. */
+  const lane = () => appends.find(({ idle }) => idle) ?? appends[turn++ % appendsMax]
+
   return {
     lastKnownId: (source, holder) => draws.run({ source, holder }),
 
     async append(source, cursor, pages) {
       try {
-        return await (source.overlap > 0
-          ? appendOverlapping(pool, source, cursor, pages)
-          : appendRising(pool, source.name, cursor, pages))
+        if (source.overlap > 0) return await appendOverlapping(pool, source, cursor, pages)
+        const group = lane() as (typeof appends)[number]
+        return await group.run({ source: source.name, cursor, pages })
       } catch (error) {
         throw await explained(error, source.name, pool)
       }
@@ -126,18 +143,17 @@ const moved = (cursor: Cursor, { toId, scanId, added }: Move): Appended => {
   return { cursor: { ...cursor, lastId: toId, afterId, failures: 0, quietMs }, added }
 }
 
-async function appendRising(
-  pool: pg.Pool,
-  source: string,
-  cursor: Cursor,
-  pages: readonly Page[],
-): Promise<Appended> {
-  const all = pages.map(({ events }) => events)
-  const toId = lastIdOf(all.at(-1) ?? noEvents) ?? cursor.lastId
-  const added = all.reduce((sum, events) => sum + countOf(events), 0)
-  const move = { toId, scanId: undefined, added }
-  await copyAfter(pool, moveText(source, cursor, move, pages), target, toCopy(source, all))
-  return moved(cursor, move)
+async function appendRising(pool: pg.Pool, group: readonly Appending[]): Promise<Appended[]> {
+  const all = group.map(({ source, cursor, pages }) => {
+    const events = pages.map((page) => page.events)
+    const toId = lastIdOf(events.at(-1) ?? noEvents) ?? cursor.lastId
+    const added = events.reduce((sum, one) => sum + countOf(one), 0)
+    const move: Move = { toId, scanId: undefined, added }
+    return { source, pages: events, move, text: moveText(source, cursor, move, pages) }
+  })
+  const inOrder = all.toSorted((a, b) => (a.source < b.source ? -1 : 1))
+  await copyAfter(pool, inOrder.map(({ text }) => text).join('; '), target, toCopy(all))
+  return group.map(({ cursor }, i) => moved(cursor, (all[i] as (typeof all)[number]).move))
 }
 
 /**

@@ -98,12 +98,15 @@ export function startLoader(
   return { process: child, output: () => output }
 }
 
-export async function stopLoader({ process: child }: Instance): Promise<number | null> {
-  if (child.exitCode !== null || child.signalCode !== null) return child.exitCode
+/** @returns its exit code; one that was still starting is ended by the signal itself, and that is well, too */
+export async function stopLoader({ process: child }: Instance): Promise<number | string | null> {
+  if (child.exitCode !== null || child.signalCode !== null) {
+    return child.exitCode ?? child.signalCode
+  }
   const gone = once(child, 'exit')
   child.kill('SIGTERM')
   await gone
-  return child.exitCode
+  return child.signalCode === 'SIGTERM' ? 0 : (child.exitCode ?? child.signalCode)
 }
 
 export const sourcesOf = (remote: Sources, prefix: string, more: object = {}): object[] =>

@@ -3,6 +3,7 @@
 // the fence, release (kind b: no transaction is open while the source is asked). Rounds go over all sources in a ring;
 // one that hangs takes a place among the slow ones and holds nobody up. A source's failure is its own.
 
+import { setTimeout as sleep } from 'node:timers/promises'
 import {
   type Cursor,
   checkPage,
@@ -61,6 +62,8 @@ export const leaseMarginMs = 5000
 const sendMarginMs = 1000
 /** An idle round sleeps so long, and so does a source that has nothing where there is no gap. */
 export const idleMs = 100
+/** A turn begins so much before its gate should open, to have lock and cursor by then; that little is waited for. */
+const leadMs = 25
 /** A turn that takes longer counts among the slow ones. */
 const slowMs = 1000
 const pausedRestMs = 1000
@@ -202,12 +205,20 @@ export function createLoader(options: LoaderOptions): Loader {
     return waitMs
   }
 
+  /** A gate that opens in a moment is waited for: to give the lock back and come again would be more. */
+  async function untilOpen(waitMs: number): Promise<number> {
+    if (waitMs === 0 || waitMs > 2 * leadMs) return waitMs
+    // Timers may be early by a part of a millisecond.
+    await sleep(Math.ceil(waitMs) + 1)
+    return 0
+  }
+
   async function turn(seat: Seat, signal: AbortSignal): Promise<void> {
     const { source } = seat
     if (!seat.isExpected) {
       // Spares a lock that would be given back at once.
       const waitMs = await gateWait(seat)
-      if (waitMs > 0) return rest(seat, waitMs)
+      if (waitMs > leadMs) return rest(seat, waitMs - leadMs)
     }
     const lock = await locks.tryLock(source.name, leaseOf(source))
     if (lock === undefined) {
@@ -215,7 +226,7 @@ export function createLoader(options: LoaderOptions): Loader {
       return rest(seat, Math.max(idleMs, gapOf(source)))
     }
     const [waitMs, cursor] = await Promise.all([
-      gateWait(seat),
+      gateWait(seat).then(untilOpen),
       store.lastKnownId(source.name, holder),
     ])
     if (waitMs > 0) rest(seat, waitMs)
@@ -348,7 +359,7 @@ export function createLoader(options: LoaderOptions): Loader {
 
   async function close(seat: Seat, restMs: number): Promise<void> {
     if (restMs > 0) await gate.close(seat.source.name, restMs)
-    rest(seat, restMs, true)
+    rest(seat, restMs > 4 * leadMs ? restMs - leadMs : restMs, true)
   }
 
   async function failed(seat: Seat, run: Run, error: unknown): Promise<void> {
