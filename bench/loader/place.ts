@@ -10,6 +10,8 @@ import { join } from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { sql } from 'kysely'
 import pg from 'pg'
+import { known } from '../../cli/program.ts'
+import { startOf, workers } from '../../cli/workers.ts'
 import { startEmbedded } from '../../db/embedded.ts'
 import { migrate } from '../../db/migrate.ts'
 import { type Database, openDatabase } from '../../db/open.ts'
@@ -73,19 +75,19 @@ export function startLoader(
   const text = JSON.stringify({ sources })
   // Once: others may be reading it.
   if (!existsSync(file) || readFileSync(file, 'utf8') !== text) writeFileSync(file, text)
-  const main = join(import.meta.dirname, '..', '..', 'workers', 'loader', 'main.ts')
-  const flags = ['--max-semi-space-size=4']
-  const args = [...flags, ...(preload ? ['--import', preload] : []), main]
+  const given = {
+    ...process.env,
+    DATABASE_URL: place.url,
+    LOADER_SOURCES: file,
+    METRICS_PORT: '0',
+    LOG_LEVEL: 'warn',
+    ...env,
+  }
+  // As the fleet starts it.
+  const start = startOf(known('worker', 'loader', workers), given, place.dataDir)
+  const args = [...(preload ? ['--import', preload] : []), ...start.args]
   const child = spawn(process.execPath, args, {
-    env: {
-      ...process.env,
-      DATABASE_URL: place.url,
-      LOADER_SOURCES: file,
-      METRICS_PORT: '0',
-      LOG_LEVEL: 'warn',
-      MALLOC_ARENA_MAX: '1',
-      ...env,
-    },
+    env: start.env,
     stdio: ['ignore', 'pipe', 'pipe'],
   })
   let output = ''

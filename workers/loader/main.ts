@@ -30,7 +30,7 @@ await main({
       gapMs: config.LOADER_GAP_MS,
       idleMaxMs: config.LOADER_IDLE_MAX_MS,
       batchMax: config.LOADER_BATCH,
-      concurrency: worker.concurrency(128),
+      concurrency: worker.concurrency(64),
       on: createReporter(worker),
       dying,
     })
