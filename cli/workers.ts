@@ -7,6 +7,7 @@ import { expirySettings } from '../workers/expiry/config.ts'
 import { readHttpConfig } from '../workers/http/config.ts'
 import { inboxSettings } from '../workers/inbox/config.ts'
 import { intakeSettings } from '../workers/intake/config.ts'
+import { readLoaderConfig } from '../workers/loader/config.ts'
 import { outboxSettings } from '../workers/outbox/config.ts'
 import { readPushConfig } from '../workers/push/config.ts'
 
@@ -22,6 +23,8 @@ export type Worker = {
 /** V8's. A worker that waits most of its time has a small heap before speed; the API answers people. */
 const flags = {
   small: ['--optimize-for-size', '--max-semi-space-size=1'],
+  /** Pages of events come and go: a young space of 1 MB is collected all the time. */
+  steady: ['--optimize-for-size', '--max-semi-space-size=4'],
   fast: [],
 } as const
 
@@ -58,9 +61,20 @@ export const workers: readonly Worker[] = [
     memory: 'small',
     read: (env) => readConfig(intakeSettings, env),
   },
+  {
+    name: 'loader',
+    purpose: 'loads events from remote sources',
+    memory: 'steady',
+    read: readLoaderConfig,
+  },
 ]
 
 export const root = join(import.meta.dirname, '..')
+
+/**
+ * glibc's. Replies of many sizes come and go: what is large is given back to the system at once, instead of leaving holes.
+ */
+const pagesGoBack = { MALLOC_MMAP_THRESHOLD_: '65536', MALLOC_TRIM_THRESHOLD_: '131072' }
 
 /**
  * How a worker is started: arguments for node, and what its environment has besides the settings. Compiled code is kept
@@ -73,6 +87,7 @@ export function startOf(worker: Worker, env: Environment, dataDir: string) {
     args: [...flags[worker.memory], main],
     env: {
       MALLOC_ARENA_MAX: '1',
+      ...(worker.memory === 'steady' && pagesGoBack),
       NODE_COMPILE_CACHE: join(dataDir, 'compiled', worker.memory),
       ...env,
     },

@@ -27,7 +27,7 @@ if granted > 0 or not bucket[1] then
 end
 return { granted, math.floor((tokens - granted) * 1000) }`
 
-/** ARGV: slots a second, wanted, how far ahead in ms. Gives what was granted and the wait in µs (0008_email.sql). */
+/** ARGV: slots a second, wanted, how far ahead in ms. Gives what was granted and the wait in µs (0010_email.sql). */
 const reserveScript = `
 local clock = redis.call('time')
 local now = clock[1] * 1000000 + clock[2]
