@@ -14,7 +14,7 @@ import { createMailgun } from '../workers/email/mailgun.ts'
 import type { EmailProvider, Mail, SendOutcome } from '../workers/email/provider.ts'
 import { createProviders, type Providers } from '../workers/email/providers.ts'
 import { type TestDatabase, testDatabase } from './database.ts'
-import { mailJob } from './emailJobs.ts'
+import { drain, mailJob } from './emailJobs.ts'
 import { emptyJobs, everyJob } from './jobRows.ts'
 import { type Answer, apiKey, domain, type Mailgun, startMailgun } from './servers/mailgun.ts'
 
@@ -131,11 +131,11 @@ describe('a mail', () => {
       await server.mood({ next: [answer] })
       const pass = build(choose(mailgun()))
       await enqueue(job)
-      await pass(signal, all)
+      await drain(pass)
       assert.deepEqual(await send(job.job_id), { state: 'handed', hands: 1 })
       assert.equal((await jobOf(job.job_id))?.state, 'retry')
       await again()
-      await pass(signal, all)
+      await drain(pass)
       const { messages, asked } = await server.seen()
       assert.deepEqual([messages.length, asked.length], [1, 1])
       assert.deepEqual(await send(job.job_id), { state: 'sent', hands: 1 })
@@ -149,11 +149,11 @@ describe('a mail', () => {
     await server.mood({ next: [{ is: 'fault', accepts: true }], visibleAfterMs: 3_600_000 })
     const pass = build(choose(mailgun()))
     await enqueue(job)
-    await pass(signal, all)
+    await drain(pass)
     for (const seconds of [30, 200]) {
       await again()
       await earlier(seconds)
-      await pass(signal, all)
+      await drain(pass)
       const after = await jobOf(job.job_id)
       // It waits for more certainty, and spends no attempt on it.
       assert.deepEqual([after?.state, after?.spent], ['retry', 1])
@@ -161,7 +161,7 @@ describe('a mail', () => {
     }
     await server.mood({ visibleAfterMs: 0 })
     await again()
-    await pass(signal, all)
+    await drain(pass)
     assert.equal((await server.seen()).messages.length, 1)
     assert.equal((await jobOf(job.job_id))?.state, 'completed')
   })
@@ -171,10 +171,10 @@ describe('a mail', () => {
     await server.mood({ next: [{ is: 'fault', accepts: false }] })
     const pass = build(choose(mailgun()))
     await enqueue(job)
-    await pass(signal, all)
+    await drain(pass)
     await earlier(301)
     await again()
-    await pass(signal, all)
+    await drain(pass)
     const { messages } = await server.seen()
     assert.deepEqual(
       messages.map(({ accepted }) => accepted),
@@ -191,7 +191,7 @@ describe('a mail', () => {
     const pass = build(providers)
     await enqueue(job)
     for (let i = 0; i < 4; i++) {
-      await pass(signal, all)
+      await drain(pass)
       await earlier(301)
       await again()
       await sql`update circuits set probe_at = clock_timestamp()`.execute(fresh.db)
@@ -204,7 +204,7 @@ describe('a mail', () => {
     await server.mood({ answer: { is: 'well' } })
     await emptyJobs(fresh.db)
     await enqueue(job)
-    await pass(signal, all)
+    await drain(pass)
     assert.equal((await arrived()).length, 1)
   })
 
@@ -214,12 +214,12 @@ describe('a mail', () => {
     await server.mood({ answer: { is: 'fault', accepts: true }, visibleAfterMs: 3_600_000 })
     const pass = build(choose(mailgun(), other.provider))
     await enqueue(job)
-    await pass(signal, all)
+    await drain(pass)
     await server.stop()
     for (let i = 0; i < 3; i++) {
       await earlier(3600)
       await again()
-      await pass(signal, all)
+      await drain(pass)
     }
     await server.start()
     assert.equal(other.mails.length, 0)
@@ -231,9 +231,9 @@ describe('a mail', () => {
     const { mails, provider } = recorder(() => ({ is: 'unknown', why: 'the connection broke' }))
     await enqueue(job)
     const pass = build(choose(provider))
-    await pass(signal, all)
+    await drain(pass)
     await again()
-    await pass(signal, all)
+    await drain(pass)
     assert.equal(mails.length, 1)
     assert.match((await dead())[0] ?? '', /recorder may have it already and cannot be asked/)
     assert.equal((await send(job.job_id))?.state, 'given_up')
@@ -242,9 +242,9 @@ describe('a mail', () => {
     await sql`truncate email_sends`.execute(fresh.db)
     await enqueue(job)
     const resends = build(choose(provider), { unaskable: 'resend' })
-    await resends(signal, all)
+    await drain(resends)
     await again()
-    await resends(signal, all)
+    await drain(resends)
     assert.equal(mails.length, 3)
   })
 
@@ -254,7 +254,7 @@ describe('a mail', () => {
     const providers = choose(mailgun(), other.provider)
     const pass = build(providers)
     await enqueue(...Array.from({ length: 20 }, () => mailJob()))
-    await pass(signal, all)
+    await drain(pass)
     assert.equal(other.mails.length, 20)
     const told = (code: string) => lines.filter((line) => line.code === code).length
     assert.equal(told('SASO-INFRA-9110'), 1)
@@ -262,12 +262,12 @@ describe('a mail', () => {
     await sql`update circuits set probe_at = clock_timestamp()`.execute(fresh.db)
     await providers.refresh()
     await enqueue(...Array.from({ length: 10 }, () => mailJob()))
-    await pass(signal, all)
+    await drain(pass)
     const back = (await arrived()).length
     assert.ok(back >= 1, 'one tried it out')
     assert.equal(other.mails.length + back, 30)
     await enqueue(mailJob())
-    await pass(signal, all)
+    await drain(pass)
     assert.equal((await arrived()).length, back + 1)
     assert.deepEqual([told('SASO-INFRA-9110'), told('SASO-INFRA-9111')], [1, 1])
     const { rows } = await sql<{ code: string }>`
@@ -286,7 +286,7 @@ describe('a mail', () => {
     const mails = Array.from({ length: 60 }, () => mailJob())
     await enqueue(...mails)
     for (let round = 0; round < 5; round++) {
-      await Promise.all(passes.map((pass) => pass(signal, all)))
+      await Promise.all(passes.map(drain))
       await again()
       await Promise.all([first.refresh(), second.refresh()])
     }
@@ -303,7 +303,7 @@ describe('a mail', () => {
     while ((await arrived()).length < 60) {
       await sql`update circuits set probe_at = clock_timestamp()`.execute(fresh.db)
       await Promise.all([first.refresh(), second.refresh(), again()])
-      await Promise.all(passes.map((pass) => pass(signal, all)))
+      await Promise.all(passes.map(drain))
     }
     const ids = (await arrived()).map(({ fields }) => fields['v:flotilla-job'])
     assert.deepEqual(ids.sort(), mails.map(({ job_id }) => job_id).sort())
@@ -320,7 +320,7 @@ describe('a mail', () => {
     const pass = build(providers, { concurrency: 1 })
     const mails = Array.from({ length: 20 }, () => mailJob())
     await enqueue(...mails)
-    await pass(signal, all)
+    await drain(pass)
     await pass.finish?.()
     assert.equal((await server.seen()).messages.length, 1)
     const after = await Promise.all(mails.map(({ job_id }) => jobOf(job_id)))
@@ -337,7 +337,7 @@ describe('a mail', () => {
     await suppress(fresh.db, { address: 'anna@example.org', reason: 'bounce', source: 'test' })
     const job = { ...mailJob(), recipient: 'Anna@Example.ORG' }
     await enqueue(job, { ...mailJob(), recipient: 'ben@example.org' })
-    await build(choose(mailgun()))(signal, all)
+    await drain(build(choose(mailgun())))
     assert.deepEqual(
       (await arrived()).map(({ fields }) => fields.to),
       ['ben@example.org'],
@@ -351,9 +351,9 @@ describe('a mail', () => {
     const job = mailJob()
     await jobs.send(fresh.db, 'email', [{ data: job }, { data: job }])
     const pass = build(choose(mailgun()))
-    await pass(signal, all)
+    await drain(pass)
     await again()
-    await pass(signal, all)
+    await drain(pass)
     assert.equal((await arrived()).length, 1)
   })
 
@@ -372,7 +372,7 @@ describe('a mail', () => {
     await passing
     assert.deepEqual(await send(job.job_id), { state: 'withdrawn', hands: 1 })
     assert.deepEqual((await jobOf(job.job_id))?.spent, 0)
-    await build(choose(mailgun()))(signal, all)
+    await drain(build(choose(mailgun())))
     const { messages, asked } = await server.seen()
     assert.deepEqual([messages.length, asked.length], [1, 0])
   })

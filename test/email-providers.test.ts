@@ -49,9 +49,7 @@ describe('mailgun', () => {
     assert.equal(fields['o:testmode'], undefined)
     assert.deepEqual(
       [fields.from, fields.to, fields.subject, fields.text, fields.html],
-      [from, mail.to, mail.subject, mail.text, mail.html].map((text) =>
-        text.replaceAll(/\r?\n/g, '\r\n'),
-      ),
+      [from, mail.to, mail.subject, mail.text, mail.html],
     )
   })
 
@@ -111,7 +109,7 @@ describe('mailgun', () => {
       code: `CODE-${i}`,
     }))
     assert.equal((await open().send(mailOf({ tickets }), signal)).is, 'sent')
-    assert.match((await server.seen()).messages[0]?.fields.text ?? '', /seat 1: CODE-999\r\n/)
+    assert.match((await server.seen()).messages[0]?.fields.text ?? '', /seat 1: CODE-999\n/)
   })
 })
 

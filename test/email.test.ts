@@ -15,12 +15,11 @@ import type { EmailProvider, Mail, SendOutcome } from '../workers/email/provider
 import { createProviders } from '../workers/email/providers.ts'
 import { createLog } from '../workers/log.ts'
 import { type TestDatabase, testDatabase } from './database.ts'
-import { mailJob } from './emailJobs.ts'
+import { drain, mailJob } from './emailJobs.ts'
 import { emptyJobs, everyJob, loseLife } from './jobRows.ts'
 import { endWorkers, exited, startWorker, until } from './worker.ts'
 
 const signal = new AbortController().signal
-const all = Number.POSITIVE_INFINITY
 
 describe('the email worker', () => {
   let fresh: TestDatabase
@@ -103,10 +102,10 @@ describe('the email worker', () => {
     const job = mailJob('ticket_delivery')
     const pass = build(createLogProvider(dataDir))
     await enqueue(job)
-    await until(async () => (await pass(signal, all)) === 1)
+    assert.equal(await drain(pass), 1)
     await emptyJobs(fresh.db)
     await enqueue(job)
-    await until(async () => (await pass(signal, all)) === 1)
+    assert.equal(await drain(pass), 1)
     assert.deepEqual(await files(), [`${job.job_id}.eml`])
     const mail = await readFile(join(dataDir, 'mail', `${job.job_id}.eml`), 'utf8')
     const head = mail.slice(0, mail.indexOf('\r\n\r\n'))
@@ -124,11 +123,7 @@ describe('the email worker', () => {
     const { sent, provider } = recorder()
     await enqueue(...Array.from({ length: 60 }, () => mailJob()))
     const passes = [build(provider), build(provider, fresh.open().db)]
-    // A pass comes back after a second, whatever is left.
-    await until(async () => {
-      await Promise.all(passes.map((pass) => pass(signal, all)))
-      return sent.length >= 60
-    })
+    await Promise.all(passes.map(drain))
     assert.equal(sent.length, 60)
     assert.equal(new Set(sent.map((mail) => mail.id)).size, 60)
   })
@@ -140,15 +135,15 @@ describe('the email worker', () => {
     const again = () => sql`update pgboss.job set start_after = now()`.execute(fresh.db)
     await enqueue(mailJob())
     let since = await databaseTime()
-    await until(async () => (await pass(signal, all)) === 1)
+    await drain(pass)
     assert.deepEqual(await due(30, since), [true])
     afterMs = 900_000
     await again()
     since = await databaseTime()
-    await until(async () => (await pass(signal, all)) === 1)
+    await drain(pass)
     assert.deepEqual(await due(900, since), [true])
     await again()
-    await until(async () => (await pass(signal, all)) === 1)
+    await drain(pass)
     assert.deepEqual([await due(0, since), await dead()], [[], ['busy']])
   })
 
@@ -162,7 +157,7 @@ describe('the email worker', () => {
       ...mailJob(),
       template: 'spam',
     } as never)
-    await build(provider)(signal, all)
+    await drain(build(provider))
     assert.equal(sent.length, 3)
     assert.deepEqual((await dead()).sort(), [
       '550 no such user ***@***',

@@ -1,7 +1,8 @@
-// Mail jobs for tests.
+// Mail jobs for tests, and a worker's passes over them.
 
 import { randomUUID } from 'node:crypto'
 import type { EmailJob } from '../domain/emails.ts'
+import type { Pass } from '../workers/loop.ts'
 
 export type Tickets = Extract<EmailJob, { template: 'ticket_delivery' }>['payload']
 export const values: Tickets = {
@@ -31,3 +32,13 @@ export const mailJob = (
     attempts: 0,
     max_attempts: 3,
   }) as EmailJob
+
+/** Passes until nothing is left to do, or nothing can be done now. @returns how many were handled */
+export async function drain(pass: Pass): Promise<number> {
+  const signal = new AbortController().signal
+  for (let handled = 0; ; ) {
+    const outcome = await pass(signal, Number.POSITIVE_INFINITY)
+    if (outcome === 0 || (typeof outcome === 'object' && outcome.waitMs > 0)) return handled
+    handled += typeof outcome === 'number' ? outcome : 0
+  }
+}

@@ -69,8 +69,8 @@ export function createMailgun(options: MailgunOptions): EmailProvider {
   }
 }
 
-function formOf(mail: Mail, testMode: boolean): FormData {
-  const form = new FormData()
+/** Urlencoded: FormData goes out as a stream, which takes twice the processor time. */
+function formOf(mail: Mail, testMode: boolean): URLSearchParams {
   const fields: Record<string, string> = {
     from: mail.from,
     to: mail.to,
@@ -86,8 +86,7 @@ function formOf(mail: Mail, testMode: boolean): FormData {
     ...(testMode && { 'o:testmode': 'yes' }),
   }
   for (const [name, value] of Object.entries(headersOf(mail))) fields[`h:${name}`] = value
-  for (const [name, value] of Object.entries(fields)) form.set(name, value)
-  return form
+  return new URLSearchParams(fields)
 }
 
 type Event = {

@@ -5,7 +5,7 @@
 import { readdirSync, readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import type { EmailJob, EmailTemplate, EmailTemplates } from '../../domain/emails.ts'
-import { formatMoney, formatTime, widthOf } from './format.ts'
+import { formatList, formatMoney, formatNumber, formatTime, widthOf } from './format.ts'
 import { isolated, oneLine, type Phrase, say, type Values, type Words } from './words.ts'
 
 export type Rendered = { subject: string; html: string; text: string; language: string }
@@ -113,7 +113,7 @@ function toView({ payload, template }: EmailJob, words: Words, locale: string): 
   const { starts_at, time_zone, quantity } = payload
   const event_name = oneLine(payload.event_name)
   const when = formatTime(starts_at, locale, time_zone)
-  const amount = new Intl.NumberFormat(locale).format(quantity)
+  const amount = formatNumber(quantity, locale)
   const view = {
     event_name,
     when,
@@ -138,7 +138,7 @@ function toView({ payload, template }: EmailJob, words: Words, locale: string): 
     [words.event, event_name],
     [words.when, when],
     [words.section, oneLine(section)],
-    [words.seats, seats?.length ? new Intl.ListFormat(locale).format(seats.map(oneLine)) : ''],
+    [words.seats, seats?.length ? formatList(seats.map(oneLine), locale) : ''],
     [words.tickets, amount],
     [words.total, formatMoney(total, locale)],
   ] as const

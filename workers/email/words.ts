@@ -1,6 +1,8 @@
 // The words of mails, as words/<language>.json has them, and how values are put into them: one line each, without
 // characters that turn the direction of what follows.
 
+import { pluralOf } from './format.ts'
+
 export type Phrase =
   | string
   /** By the plural categories of the language (https://cldr.unicode.org): one, few, many, other. */
@@ -22,15 +24,15 @@ export function say(
   values: Values,
   { count, language, form }: { count: number; language: string; form(value: string): string },
 ): string {
-  const text = typeof phrase === 'string' ? phrase : pluralOf(phrase, count, language)
+  const text = typeof phrase === 'string' ? phrase : formOf(phrase, count, language)
   return text.replace(/\{(\w+)\}/g, (whole, name: string) => {
     const value = values[name]
     return value === undefined ? whole : form(value)
   })
 }
 
-const pluralOf = (phrase: Exclude<Phrase, string>, count: number, language: string): string =>
-  phrase[new Intl.PluralRules(language).select(count)] ?? phrase.other ?? ''
+const formOf = (phrase: Exclude<Phrase, string>, count: number, language: string): string =>
+  phrase[pluralOf(count, language)] ?? phrase.other ?? ''
 
 /**
  * A subject and the lines of a text mail are made of these: no value makes a line of its own, nor reverses what follows
