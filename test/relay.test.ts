@@ -1,6 +1,7 @@
 // The relay over any broker, on a real Postgres: how it shares slots with others, what it does with what the broker
 // refuses or loses, and how much it holds. The brokers themselves: rabbitmq.test.ts, brokers.test.ts.
 
+import assert from 'node:assert/strict'
 import { randomUUID } from 'node:crypto'
 import { before, beforeEach, describe, test } from 'node:test'
 import { setTimeout as sleep } from 'node:timers/promises'
@@ -11,7 +12,7 @@ import type { Outgoing, Publisher, Verdict } from '../domain/broker.ts'
 import { createLog } from '../workers/log.ts'
 import { remoteRelayPass } from '../workers/outbox/relay.ts'
 import { type TestDatabase, testDatabase } from './database.ts'
-import { completed, write } from './events.ts'
+import { completed, held, write } from './events.ts'
 import { until } from './worker.ts'
 
 const log = createLog('test', 'silent')
@@ -116,5 +117,85 @@ describe('the relay', () => {
     const { rows } = await sql<{ n: number }>`
       select count(*)::int as n from outbox_cursors where leased_by = ${relay}`.execute(fresh.db)
     return rows[0]?.n ?? 0
+  }
+
+  test('a type that the broker refuses waits as a whole, however many of others it takes', async () => {
+    const of = (type: typeof completed, count: number) =>
+      Array.from({ length: count }, () => type(randomUUID(), 1))
+    await write(fresh.db, of(completed, 130))
+    let refuses = true
+    let [tries, taken] = [0, 0]
+    const publish: Publish = ({ type }, tell) => {
+      const isRefused = refuses && type === 'order.completed'
+      if (isRefused) tries++
+      else taken++
+      setImmediate(tell, isRefused ? { is: 'refused', why: 'no' } : { is: 'taken' })
+    }
+    await withRelay(publish, async (pass) => {
+      // Far more often than any of them may be refused.
+      for (let i = 0; i < 6; i++) {
+        await write(fresh.db, of(held, 20))
+        await pass()
+        await makeDue()
+      }
+      await until(async () => {
+        await pass()
+        return taken === 120
+      })
+      assert.ok(tries < 150, `${tries} were sent`)
+      assert.equal(await countOf('outbox_aside'), 130)
+      assert.equal(await countOf(`pgboss.job where name = 'outbox.dead'`), 0)
+      refuses = false
+      await until(async () => {
+        await pass()
+        await makeDue()
+        return taken === 250
+      })
+    })
+    assert.equal(await countOf('outbox_aside'), 0)
+  })
+
+  test('what breaks the connection is found, and the others flow', async () => {
+    const poison = completed(randomUUID(), 1)
+    const others = Array.from({ length: 40 }, () => held(randomUUID(), 1))
+    await write(fresh.db, [...others.slice(0, 20), poison, ...others.slice(20)])
+    // As RabbitMQ does: all that is on its way is lost, unless it is the one alone.
+    const onWay = new Set<{ id: string; tell: (verdict: Verdict) => void }>()
+    const taken = new Set<string>()
+    let breaks = 0
+    const answer = () => {
+      const sent = [...onWay]
+      onWay.clear()
+      const isPoisoned = sent.some(({ id }) => id === poison.messageId)
+      if (isPoisoned) breaks++
+      for (const { id, tell } of sent) {
+        if (!isPoisoned) taken.add(id)
+        if (!isPoisoned) tell({ is: 'taken' })
+        else tell(sent.length === 1 ? { is: 'refused', why: 'no' } : { is: 'lost' })
+      }
+    }
+    const publish: Publish = ({ id }, tell) => {
+      if (onWay.size === 0) setTimeout(answer, 2)
+      onWay.add({ id, tell })
+    }
+    await withRelay(publish, async (pass) => {
+      await until(async () => {
+        await pass()
+        await makeDue()
+        return (await countOf(`pgboss.job where name = 'outbox.dead'`)) === 1
+      })
+    })
+    assert.equal(taken.size, 40)
+    assert.ok(breaks <= 8, `it broke ${breaks} times`)
+  })
+
+  const makeDue = () =>
+    sql`update outbox_aside set next_at = clock_timestamp() where next_at is not null`.execute(
+      fresh.db,
+    )
+  const countOf = async (rowsOf: string): Promise<number | undefined> => {
+    const { rows } = await sql<{ n: number }>`
+      select count(*)::int as n from ${sql.raw(rowsOf)}`.execute(fresh.db)
+    return rows[0]?.n
   }
 })

@@ -47,7 +47,7 @@ export function remoteRelayPass(options: RelayOptions): Pass {
   // All by this process's own clock.
   let [settledAt, lookAt] = [0, 0]
   let awaySince = Number.POSITIVE_INFINITY
-  let [handled, roomMax, window, rowBytes] = [0, 0, windowMax, 1024]
+  let [handled, roomMax, rowBytes] = [0, 0, 1024]
   let waitsForHorizon = false
   let stopping = false
 
@@ -56,7 +56,13 @@ export function remoteRelayPass(options: RelayOptions): Pass {
     changed = Promise.withResolvers()
   }
   publisher.onChange(change)
-  const asides = createAsides({ ...options, relay })
+  const asides = createAsides({ ...options, relay, room })
+
+  /** How many may be sent. What was lost goes alone until it is answered: if one of it broke the connection, it shows. */
+  function room(): number {
+    const isUnsure = slots.unsure.size > 0 || asides.isUnsure()
+    return (isUnsure ? 1 : windowMax) - count.sent - asides.sending()
+  }
 
   /** Beside the rest, one of a kind at a time. What it throws ends the pass; the next begins anew. */
   function start(name: string, work: () => Promise<void>): void {
@@ -102,10 +108,14 @@ export function remoteRelayPass(options: RelayOptions): Pass {
 
   function send(): void {
     if (!leases.areSure()) return
-    while (count.sent < window && !stopping && publisher.away() === undefined) {
-      if (!slots.isReady() || asides.allowed(1) === 0) return
+    while (room() > 0 && !stopping && publisher.away() === undefined) {
+      if (asides.isUnsure() && slots.unsure.size === 0) return
       const entry = slots.next()
       if (entry === undefined) return
+      if (asides.isHopeless(entry.event.type)) {
+        slots.refused(entry)
+        continue
+      }
       const since = performance.now()
       publisher.publish(entry.event, (verdict) => told(entry, verdict, since))
     }
@@ -114,18 +124,14 @@ export function remoteRelayPass(options: RelayOptions): Pass {
   function told(entry: Entry, verdict: Verdict, since: number): void {
     if (verdict.is === 'taken') {
       slots.taken(entry)
-      asides.taken()
+      asides.taken(entry.event.type)
       metrics.confirmed((performance.now() - since) / 1000)
-      window = Math.min(windowMax, window + 1)
-    } else if (verdict.is === 'lost') {
-      slots.lost(entry)
-      // If it was one of these that broke the connection, it is alone before long.
-      window = Math.max(1, Math.min(window, count.sent >> 1))
-    } else {
+    } else if (verdict.is === 'lost') slots.lost(entry)
+    else {
       slots.refused(entry, verdict.why)
-      asides.tellRefused(entry.event, verdict.why)
+      asides.tellRefused(entry.event, verdict)
     }
-    if (count.sent < window) send()
+    send()
     if (count.sent === 0 || count.known >= settleMax || count.entries < windowMax) change()
   }
 
@@ -160,10 +166,12 @@ export function remoteRelayPass(options: RelayOptions): Pass {
     else if (leases.isGiving() && !running.has('settle')) start('renew', leases.giveUp)
     send()
     startSettling(now)
+    if (!isAway && leases.areSure() && !running.has('settle') && !stopping) {
+      asides.start([...held.values()], (work) => start('aside', work))
+    }
     const isFull = count.entries >= windowMax || count.bytes > bytesMax / 2
     if (isAway || isFull || leases.staying().length === 0) return
     if (now >= lookAt && handled + count.entries < roomMax) start('read', read)
-    if (!running.has('settle')) asides.start([...held.values()], (work) => start('aside', work))
   }
 
   function startSettling(now: number): void {
