@@ -61,16 +61,32 @@ export async function readAsideSubjects(
   return rows
 }
 
-/** By outbox_aside_next. */
+/**
+ * What is due in any order, one of each type `probed`, none of those `waiting`. Type by type along outbox_aside_next: what
+ * waits of one, however much, is not read to come to the others.
+ */
 export async function readDueAsides(
   db: Db,
   slots: readonly number[],
   batchMax: number,
+  { probed = [], waiting = [] }: { probed?: string[]; waiting?: string[] } = {},
 ): Promise<DueAside[]> {
   const { rows } = await sql<DueAside>`
-    select slot, subject, txid, id, event, event::text as body, attempts from outbox_aside
-    where slot = any(${[...slots]}::int[]) and next_at <= clock_timestamp()
-    order by next_at limit ${batchMax}`.execute(db)
+    with recursive types as (
+      (select type from outbox_aside where next_at is not null order by type limit 1)
+      union all
+      select (select a.type from outbox_aside a where a.next_at is not null and a.type > t.type
+        order by a.type limit 1)
+      from types t where t.type is not null
+    )
+    select d.* from types t cross join lateral (
+      select a.slot, a.subject, a.txid, a.id, a.event, a.event::text as body, a.attempts
+      from outbox_aside a
+      where a.type = t.type and a.slot = any(${[...slots]}::int[])
+        and a.next_at <= (select clock_timestamp())
+      limit case when t.type = any(${probed}::text[]) then 1 else ${batchMax}::int end
+    ) d
+    where t.type <> all(${waiting}::text[]) limit ${batchMax}`.execute(db)
   return rows
 }
 

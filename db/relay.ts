@@ -145,7 +145,10 @@ export async function settleSlots(
   )
 }
 
-/** A move that is repeated, since its answer was lost, changes nothing. */
+/**
+ * A move that is repeated, since its answer was lost, changes nothing. None goes back: a slot whose lease ran out may have
+ * been read inside the database meanwhile (db/outbox.ts), and is not ours any more.
+ */
 async function moveCursors(
   on: Db | Tx,
   relay: string,
@@ -157,6 +160,7 @@ async function moveCursors(
     from unnest(${positions(moves)}, ${moves.map(({ leaseNo }) => leaseNo)}::bigint[],
       ${moves.map(({ count }) => count)}::bigint[]) as m (slot, txid, id, lease_no, count)
     where c.slot = m.slot and c.leased_by = ${relay} and c.lease_no = m.lease_no
+      and (c.txid, c.id) <= (m.txid, m.id)
     returning c.slot`.execute(on)
   return new Set(rows.map(({ slot }) => slot))
 }

@@ -1,6 +1,6 @@
 // The tables as Kysely sees them, one type a table, in the order of migrations/*.sql. bigint and xid8 arrive as text.
 
-import type { ColumnType, Generated, Kysely, Transaction } from 'kysely'
+import type { ColumnType, Generated, GeneratedAlways, Kysely, Transaction } from 'kysely'
 import type { CloudEvent, EventType } from '../domain/events.ts'
 
 type Made = ColumnType<Date, Date | undefined, Date>
@@ -148,6 +148,8 @@ export type Schema = {
     txid: string
     id: string
     event: Json<CloudEvent>
+    /** Of the event. */
+    type: GeneratedAlways<string>
     attempts: Generated<number>
     next_at: Date | null
   }

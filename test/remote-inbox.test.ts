@@ -117,6 +117,50 @@ describe('the inbox over a broker', () => {
     assert.equal(counted.length, 3)
   })
 
+  test('what Postgres cannot store is buried, and the messages behind it are handled', async () => {
+    const good = order()
+    const named = (name: string) => JSON.stringify(order()).replace('"Opening night"', name)
+    const deep = (inner: string) => `{"a":${'['.repeat(20_000)}${']'.repeat(20_000)}${inner}}`
+    const { consumer, acked } = bring([
+      named('"a\\u0000b"'),
+      named('"\\ud800"'),
+      named('"Opening night","\\ud800":1,"x":"y"'),
+      JSON.stringify(order()).replace('"data":{', `"data":{"more":${deep('')},`),
+      '{"a":"\\ud800"}',
+      '{"a\\u0000":1}',
+      deep(''),
+      '{"a":1e400}',
+      good,
+    ])
+    const { pass } = open(consumer)
+    assert.equal(await pass(), 9)
+    assert.equal(acked.length, 9)
+    assert.equal((await jobsIn('email')).length, 1)
+    assert.equal((await jobsIn('inbox.dead')).length, 8)
+  })
+
+  test('an event that can become no job is buried', async () => {
+    const { consumer, acked } = bring([order(), order()])
+    const refusing = { ...jobs, send: () => Promise.reject(new Error('not this one')) }
+    const pass = remoteInboxPass({
+      ...{ db: fresh.db, jobs: refusing, worker, consumer, batchMax: 100 },
+      handle: () => Promise.reject(new Error('bad')),
+    })
+    assert.equal(await pass(signal, Number.POSITIVE_INFINITY), 2)
+    assert.equal(acked.length, 2)
+    assert.equal((await jobsIn('inbox.dead')).length, 2)
+  })
+
+  test('an id in capitals is that id: it has its effect, once', async () => {
+    const event = order()
+    const loud = { ...event, id: event.id.toUpperCase() }
+    const { consumer } = bring([loud, event, loud])
+    const { pass, counted } = open(consumer)
+    assert.equal(await pass(), 3)
+    assert.equal((await jobsIn('email')).length, 1)
+    assert.deepEqual(counted, [{ processed: 1, duplicates: 2, unreachable: 0 }])
+  })
+
   test('Redis tells of duplicates before the database is asked, after the commit only', {
     skip: needs('redis'),
   }, async () => {

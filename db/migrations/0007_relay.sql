@@ -21,11 +21,12 @@ create table outbox_aside (
   txid xid8 not null,
   id bigint not null,
   event jsonb not null,
+  type text not null generated always as (event->>'type') stored,
   attempts integer not null default 0,
   next_at timestamptz,
   primary key (slot, subject, txid, id)
 );
-create index outbox_aside_next on outbox_aside (slot, next_at) where next_at is not null;
+create index outbox_aside_next on outbox_aside (type, slot, next_at) where next_at is not null;
 
 -- The next events of slots after their positions, below the oldest transaction still writing, by the primary key and in
 -- its order: the planner settings keep the plan where statistics are those of an empty table (db/outbox.ts, readByKey).

@@ -10,6 +10,7 @@ import type { EmailJob } from '../../domain/emails.ts'
 import type { CloudEvent, EventType } from '../../domain/events.ts'
 import type { QueueName } from '../../domain/queues.ts'
 import { faultOf, type Schema } from '../../domain/schema.ts'
+import { unstorable } from '../storable.ts'
 import { toPush } from './pushes.ts'
 
 export type Outcome = {
@@ -25,6 +26,8 @@ export function decodeEvent(data: unknown): CloudEvent {
   if (typeof data !== 'object' || data === null || Array.isArray(data)) {
     throw new Error('an event must be an object')
   }
+  const why = unstorable(data)
+  if (why !== undefined) throw new Error(why)
   const { specversion, type } = data as Partial<CloudEvent>
   if (specversion !== '1.0') throw new Error('specversion must be "1.0"')
   const schema = typeof type === 'string' ? schemas.get(type) : undefined

@@ -46,7 +46,8 @@ export function openConsumer(options: ConsumerOptions): Consumer<StreamDelivery>
     } finally {
       stream = undefined
       ended.removeEventListener('abort', onEnd)
-      await opened.close().catch(() => {})
+      // Frozen, it would not answer: nobody waits for its farewell.
+      void opened.close().catch(() => {})
     }
   }
 

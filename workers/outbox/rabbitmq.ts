@@ -11,6 +11,12 @@ import { overSize, type PublisherOptions } from './brokers.ts'
 /** A confirm that is later than this does not come: the connection is given up. */
 const confirmMs = 30_000
 
+/** What the broker closes the channel over: ACCESS_REFUSED is said of a routing key or of all, PRECONDITION_FAILED of one. */
+const blamed = new Map<number | undefined, 'event' | 'type'>([
+  [403, 'type'],
+  [406, 'event'],
+])
+
 type Sent = {
   event: Outgoing
   tell(verdict: Verdict): void
@@ -55,8 +61,10 @@ export function openPublisher(options: PublisherOptions): Publisher {
       const size = /larger than configured max size (\d+)/.exec(error.message)?.[1]
       if (size !== undefined) sizeMax = Math.min(sizeMax, Number(size))
       // The broker closes the channel over what it will not have: if there was but one event on it, it is that.
-      const isFault = error.code === 406 && sent.size === 1
-      const verdict: Verdict = isFault ? { is: 'refused', why: error.message } : { is: 'lost' }
+      const blames = sent.size === 1 ? blamed.get(error.code) : undefined
+      const verdict: Verdict = blames
+        ? { is: 'refused', why: error.message, blames }
+        : { is: 'lost' }
       const all = [...sent]
       sent.clear()
       byId.clear()
@@ -104,7 +112,7 @@ export function openPublisher(options: PublisherOptions): Publisher {
       const later = (verdict: Verdict): void => void setImmediate(tell, verdict)
       const tooLarge = overSize(event, sizeMax)
       if (channel === undefined) later({ is: 'lost' })
-      else if (tooLarge) later({ is: 'refused', why: tooLarge })
+      else if (tooLarge) later(tooLarge)
       else {
         const one: Sent = { event, tell, at: performance.now() }
         sent.add(one)

@@ -5,23 +5,15 @@
 
 import { setTimeout as sleep } from 'node:timers/promises'
 import { v7 as uuidv7 } from 'uuid'
-import { readAsideSubjects } from '../../db/aside.ts'
-import {
-  giveUpSlots,
-  holdSlots,
-  leaseSeconds,
-  leaveRelays,
-  readSlots,
-  settleSlots,
-  waitsInSlots,
-} from '../../db/relay.ts'
+import { readSlots, settleSlots, waitsInSlots } from '../../db/relay.ts'
 import type { Db } from '../../db/schema.ts'
 import type { Publisher, Verdict } from '../../domain/broker.ts'
 import type { Pass } from '../loop.ts'
 import type { Worker } from '../worker.ts'
 import { createAsides } from './aside.ts'
+import { createLeases } from './leases.ts'
 import type { RelayMetrics } from './metrics.ts'
-import { createSlots, type Entry, moveOf, type Slot, toAside, toOutgoing } from './slots.ts'
+import { createSlots, type Entry, moveOf, toAside, toOutgoing } from './slots.ts'
 
 export type RelayOptions = {
   db: Db
@@ -33,10 +25,6 @@ export type RelayOptions = {
 }
 
 const passMs = 500
-/** A third of a lease: two renewals may fail. */
-const renewMs = (leaseSeconds * 1000) / 3
-/** Before a lease ends nothing more is sent: what is on its way arrives within this. */
-const marginMs = 3000
 /** Events that were taken wait so long for others, to be settled together; so many do not wait. */
 const settleMs = 20
 const settleMax = 1000
@@ -52,13 +40,14 @@ export function remoteRelayPass(options: RelayOptions): Pass {
   const relay = uuidv7()
   const slots = createSlots()
   const { held, count } = slots
+  const leases = createLeases({ db, relay, slots })
   const running = new Set<string>()
   const faults: unknown[] = []
   let changed = Promise.withResolvers<void>()
   // All by this process's own clock.
-  let [renewedAt, renewAt, settledAt, lookAt] = [Number.NEGATIVE_INFINITY, 0, 0, 0]
+  let [settledAt, lookAt] = [0, 0]
   let awaySince = Number.POSITIVE_INFINITY
-  let [handled, roomMax, window, rowBytes] = [0, 0, windowMax, 1024]
+  let [handled, roomMax, rowBytes] = [0, 0, 1024]
   let waitsForHorizon = false
   let stopping = false
 
@@ -67,7 +56,13 @@ export function remoteRelayPass(options: RelayOptions): Pass {
     changed = Promise.withResolvers()
   }
   publisher.onChange(change)
-  const asides = createAsides({ ...options, relay })
+  const asides = createAsides({ ...options, relay, room })
+
+  /** How many may be sent. What was lost goes alone until it is answered: if one of it broke the connection, it shows. */
+  function room(): number {
+    const isUnsure = slots.unsure.size > 0 || asides.isUnsure()
+    return (isUnsure ? 1 : windowMax) - count.sent - asides.sending()
+  }
 
   /** Beside the rest, one of a kind at a time. What it throws ends the pass; the next begins anew. */
   function start(name: string, work: () => Promise<void>): void {
@@ -82,49 +77,11 @@ export function remoteRelayPass(options: RelayOptions): Pass {
   }
 
   async function renew(): Promise<void> {
-    const askedAt = performance.now()
-    renewAt = askedAt + renewMs
-    const { leases, share } = await holdSlots(db, relay)
-    renewedAt = askedAt
-    const numbers = new Map(leases.map(({ slot, leaseNo }) => [slot, leaseNo]))
-    for (const slot of held.values()) if (numbers.get(slot.no) !== slot.leaseNo) slots.drop(slot)
-    const taken = leases.filter(({ slot }) => !held.has(slot))
-    if (taken.length > 0) {
-      const aside = await readAsideSubjects(
-        db,
-        taken.map(({ slot }) => slot),
-      )
-      for (const lease of taken) slots.hold(lease)
-      for (const { slot, subject } of aside) held.get(slot)?.aside.add(subject)
-      lookAt = 0
-    }
-    // Those with the least to do go first.
-    const mine = staying().sort((a, b) => a.entries.length - b.entries.length)
-    for (const slot of mine.slice(0, Math.max(0, mine.length - share))) slot.leaving = true
-  }
-
-  const staying = (): Slot[] => [...held.values()].filter(({ leaving }) => !leaving)
-
-  /** Slots to be given up, of which nothing is on its way and nothing is left to settle. */
-  const given = (): Slot[] =>
-    [...held.values()].filter(
-      ({ leaving, entries }) => leaving && entries.every(({ is }) => is === 'waiting'),
-    )
-
-  async function giveUp(): Promise<void> {
-    const numbers = given().map(({ no }) => no)
-    for (const slot of given()) slots.drop(slot)
-    await giveUpSlots(db, relay, numbers)
-  }
-
-  async function leave(): Promise<void> {
-    for (const slot of held.values()) slots.drop(slot)
-    renewAt = 0
-    await leaveRelays(db, relay)
+    if (await leases.renew()) lookAt = 0
   }
 
   async function read(): Promise<void> {
-    const from = staying()
+    const from = leases.staying()
     const at = from.map(({ no, readTo }) => ({ slot: no, ...readTo }))
     const room = Math.min(2 * windowMax, bytesMax / rowBytes, roomMax - handled) - count.entries
     const rows = await readSlots(db, at, Math.max(1, Math.ceil(room / from.length)))
@@ -150,11 +107,15 @@ export function remoteRelayPass(options: RelayOptions): Pass {
   }
 
   function send(): void {
-    if (performance.now() > renewedAt + leaseSeconds * 1000 - marginMs) return
-    while (count.sent < window && !stopping && publisher.away() === undefined) {
-      if (!slots.isReady() || asides.allowed(1) === 0) return
+    if (!leases.areSure()) return
+    while (room() > 0 && !stopping && publisher.away() === undefined) {
+      if (asides.isUnsure() && slots.unsure.size === 0) return
       const entry = slots.next()
       if (entry === undefined) return
+      if (asides.isHopeless(entry.event.type)) {
+        slots.refused(entry)
+        continue
+      }
       const since = performance.now()
       publisher.publish(entry.event, (verdict) => told(entry, verdict, since))
     }
@@ -163,18 +124,14 @@ export function remoteRelayPass(options: RelayOptions): Pass {
   function told(entry: Entry, verdict: Verdict, since: number): void {
     if (verdict.is === 'taken') {
       slots.taken(entry)
-      asides.taken()
+      asides.taken(entry.event.type)
       metrics.confirmed((performance.now() - since) / 1000)
-      window = Math.min(windowMax, window + 1)
-    } else if (verdict.is === 'lost') {
-      slots.lost(entry)
-      // If it was one of these that broke the connection, it is alone before long.
-      window = Math.max(1, Math.min(window, count.sent >> 1))
-    } else {
+    } else if (verdict.is === 'lost') slots.lost(entry)
+    else {
       slots.refused(entry, verdict.why)
-      asides.tellRefused(entry.event, verdict.why)
+      asides.tellRefused(entry.event, verdict)
     }
-    if (count.sent < window) send()
+    send()
     if (count.sent === 0 || count.known >= settleMax || count.entries < windowMax) change()
   }
 
@@ -204,15 +161,17 @@ export function remoteRelayPass(options: RelayOptions): Pass {
     if (!isAway) awaySince = Number.POSITIVE_INFINITY
     else if (awaySince === Number.POSITIVE_INFINITY) awaySince = now
     if (now > awaySince + awayMs && count.sent === 0) {
-      if (held.size > 0 && !running.has('settle')) start('renew', leave)
-    } else if (now >= renewAt) start('renew', renew)
-    else if (given().length > 0 && !running.has('settle')) start('renew', giveUp)
+      if (held.size > 0 && !running.has('settle')) start('renew', leases.leave)
+    } else if (leases.isDue()) start('renew', renew)
+    else if (leases.isGiving() && !running.has('settle')) start('renew', leases.giveUp)
     send()
     startSettling(now)
+    if (!isAway && leases.areSure() && !running.has('settle') && !stopping) {
+      asides.start([...held.values()], (work) => start('aside', work))
+    }
     const isFull = count.entries >= windowMax || count.bytes > bytesMax / 2
-    if (isAway || isFull || staying().length === 0) return
+    if (isAway || isFull || leases.staying().length === 0) return
     if (now >= lookAt && handled + count.entries < roomMax) start('read', read)
-    if (!running.has('settle')) asides.start([...held.values()], (work) => start('aside', work))
   }
 
   function startSettling(now: number): void {
@@ -270,7 +229,7 @@ export function remoteRelayPass(options: RelayOptions): Pass {
       await Promise.race([changed.promise, sleep(settleMs)])
     }
     if (count.known > 0) await settle()
-    await leave()
+    await leases.leave()
     return report()
   }
   const wake = (): void => {
