@@ -8,6 +8,7 @@ import { schemaStatus } from '../db/migrate.ts'
 import { openDatabase } from '../db/open.ts'
 import { readJobTable, serverVersion } from '../db/operate.ts'
 import type { Db } from '../db/schema.ts'
+import { parseBrokerUrl } from '../domain/brokerUrl.ts'
 import { redact } from '../domain/redact.ts'
 import { parseRedisUrl } from '../redis/address.ts'
 import { answered, openRedis } from '../redis/open.ts'
@@ -146,30 +147,24 @@ function settingOf(env: Environment): string | undefined {
   }
 }
 
-const brokerPorts: Readonly<Record<string, number>> = {
-  'amqp:': 5672,
-  'amqps:': 5671,
-  'nats:': 4222,
-  'redis:': 6379,
-}
-
 /** Only whether somebody listens. Nothing for an unset URL. */
 async function checkBroker({ BROKER_URL: given }: Environment): Promise<Finding[]> {
-  const about = 'broker'
   if (!given) return []
-  const url = URL.canParse(given) ? new URL(given) : undefined
-  const usualPort = brokerPorts[url?.protocol ?? '']
-  if (url === undefined || usualPort === undefined) {
-    const right = Object.keys(brokerPorts).map((scheme) => `${scheme}//`)
-    return [{ about, good: false, says: `BROKER_URL must begin with ${right.join(' or ')}` }]
+  try {
+    return await Promise.all(parseBrokerUrl(given).nodes.map(checkListener))
+  } catch (error) {
+    return [{ about: 'broker', good: false, says: `BROKER_URL ${messageOf(error)}` }]
   }
-  const [host, port] = [url.hostname.replace(/^\[|\]$/g, ''), Number(url.port) || usualPort]
+}
+
+async function checkListener({ host, port }: { host: string; port: number }): Promise<Finding> {
+  const about = 'broker'
   const socket = connect({ host, port })
   try {
     await once(socket, 'connect', { signal: AbortSignal.timeout(connectMs) })
-    return [{ about, good: true, says: `${host}:${port} answers` }]
+    return { about, good: true, says: `${host}:${port} answers` }
   } catch (error) {
-    return [{ about, good: false, says: `${host}:${port} ${messageOf(error)}` }]
+    return { about, good: false, says: `${host}:${port} ${messageOf(error)}` }
   } finally {
     socket.destroy()
   }

@@ -94,16 +94,17 @@ const positions = (slots: readonly (Position & { slot: number })[]) => sql`
   ${slots.map(({ slot }) => slot)}::int[], ${slots.map(({ txid }) => txid)}::xid8[],
   ${slots.map(({ id }) => id)}::bigint[]`
 
-/** The next events of each slot, those of one slot in their order. */
+/** The next events of each slot, those of one slot in their order: the first, and more up to `bytesMax` a slot. */
 export async function readSlots(
   db: Db,
   slots: readonly (Position & { slot: number })[],
   slotMax: number,
+  bytesMax: number,
 ): Promise<OutboxRow[]> {
   const { rows } = await sql<OutboxRow>`
     select slot, txid, id, message_id as "messageId", type, subject, sequence, data::text,
       request_id as "requestId", traceparent, 1000 * date_part('epoch', created_at) as "createdMs"
-    from read_outbox(${positions(slots)}, ${slotMax})`.execute(db)
+    from read_outbox(${positions(slots)}, ${slotMax}, ${bytesMax})`.execute(db)
   return rows
 }
 

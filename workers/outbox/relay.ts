@@ -32,7 +32,7 @@ const settleMax = 1000
 const lookMs = { horizon: 10, busy: 50 }
 /** A relay that does not reach its broker for so long leaves its slots to others that may. */
 const awayMs = 5000
-/** Bytes of events in memory, as far as the size of those before them tells. */
+/** Bytes of events in memory; one of each slot there may be above them. */
 const bytesMax = 32 * 1024 * 1024
 
 export function remoteRelayPass(options: RelayOptions): Pass {
@@ -60,6 +60,7 @@ export function remoteRelayPass(options: RelayOptions): Pass {
 
   /** How many may be sent. What was lost goes alone until it is answered: if one of it broke the connection, it shows. */
   function room(): number {
+    if (!leases.areSure()) return 0
     const isUnsure = slots.unsure.size > 0 || asides.isUnsure()
     return (isUnsure ? 1 : windowMax) - count.sent - asides.sending()
   }
@@ -84,21 +85,23 @@ export function remoteRelayPass(options: RelayOptions): Pass {
     const from = leases.staying()
     const at = from.map(({ no, readTo }) => ({ slot: no, ...readTo }))
     const room = Math.min(2 * windowMax, bytesMax / rowBytes, roomMax - handled) - count.entries
-    const rows = await readSlots(db, at, Math.max(1, Math.ceil(room / from.length)))
+    const slotMax = Math.max(1, Math.ceil(room / from.length))
+    const bytes = Math.max(0, bytesMax - count.bytes) / from.length
+    const rows = await readSlots(db, at, slotMax, Math.ceil(bytes))
     // What is over a limit stays where it is.
     const bySlot = Map.groupBy(rows.slice(0, Math.max(1, room)), ({ slot }) => slot)
-    let bytes = 0
+    let bytesRead = 0
     for (const slot of from) {
       const read = (bySlot.get(slot.no) ?? []).map((row) => {
         const event = toOutgoing(row)
-        bytes += event.body.length
+        bytesRead += event.body.length
         return { txid: row.txid, id: row.id, event }
       })
       // It may have been lost meanwhile.
       if (held.get(slot.no) === slot) slots.add(slot, read)
     }
     if (rows.length > 0) {
-      rowBytes = Math.max(256, (rowBytes + bytes / rows.length) / 2)
+      rowBytes = Math.max(256, (rowBytes + bytesRead / rows.length) / 2)
       lookAt = 0
       return
     }
@@ -107,7 +110,6 @@ export function remoteRelayPass(options: RelayOptions): Pass {
   }
 
   function send(): void {
-    if (!leases.areSure()) return
     while (room() > 0 && !stopping && publisher.away() === undefined) {
       if (asides.isUnsure() && slots.unsure.size === 0) return
       const entry = slots.next()
@@ -166,7 +168,7 @@ export function remoteRelayPass(options: RelayOptions): Pass {
     else if (leases.isGiving() && !running.has('settle')) start('renew', leases.giveUp)
     send()
     startSettling(now)
-    if (!isAway && leases.areSure() && !running.has('settle') && !stopping) {
+    if (!isAway && !running.has('settle') && !stopping) {
       asides.start([...held.values()], (work) => start('aside', work))
     }
     const isFull = count.entries >= windowMax || count.bytes > bytesMax / 2
