@@ -21,7 +21,7 @@ export function listSettings(all: readonly Worker[] = workers): ListedSetting[] 
   const found = new Map<string, ListedSetting>()
   for (const { name: worker, settings } of all) {
     for (const [name, setting] of Object.entries(settings)) {
-      const known = found.get(name) ?? { name, setting, by: [], docs: new Map() }
+      const known: ListedSetting = found.get(name) ?? { name, setting, by: [], docs: new Map() }
       known.by.push(worker)
       known.docs.set(setting.doc, [...(known.docs.get(setting.doc) ?? []), worker])
       found.set(name, known)
