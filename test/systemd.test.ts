@@ -81,8 +81,8 @@ test('the target starts every worker, expiry by its timer', () => {
 })
 
 test('the services differ in what they start, not in how they are confined', () => {
-  const confined = services.map(
-    (unit) => read(unit).split('\n# One user of its own')[1]?.split('\n\n')[0],
+  const confined = services.map((unit) =>
+    read(unit).split('\n# One user of its own')[1]?.split('\n\n')[0]?.trim(),
   )
   assert.equal(new Set(confined).size, 1)
   assert.match(String(confined[0]), /^NoNewPrivileges=yes$/m)
