@@ -163,6 +163,10 @@ function overview(
   if (chosen.some(({ name }) => name === 'email') && !env.EMAIL_PROVIDER) {
     lines.push(`  mail  ${join(String(env.FLEET_DATA_DIR), 'mail')}`)
   }
+  const pushes = chosen.some(({ name }) => name === 'push')
+  if (pushes && (env.PUSH_PROVIDER || 'log') === 'log') {
+    lines.push(`  push  ${join(String(env.FLEET_DATA_DIR), 'push')}`)
+  }
   lines.push('', '  Ctrl-C stops')
   if (chosen.length === workers.length && env.AUTH_MODE !== 'jwt') {
     const pasted = tryItLines(api, String(env.FLEET_DATA_DIR), env)

@@ -3,11 +3,14 @@
 
 import { join } from 'node:path'
 import { ConfigError, type Environment, readConfig, type Settings } from '../workers/config.ts'
-import { emailSettings } from '../workers/email/config.ts'
+import { emailSettings, readEmailConfig } from '../workers/email/config.ts'
 import { expirySettings } from '../workers/expiry/config.ts'
 import { httpSettings, readHttpConfig } from '../workers/http/config.ts'
 import { inboxSettings } from '../workers/inbox/config.ts'
+import { intakeSettings } from '../workers/intake/config.ts'
+import { loaderSettings, readLoaderConfig } from '../workers/loader/config.ts'
 import { outboxSettings } from '../workers/outbox/config.ts'
+import { pushSettings, readPushConfig } from '../workers/push/config.ts'
 
 export type Worker = {
   name: string
@@ -22,6 +25,8 @@ export type Worker = {
 /** V8's. A worker that waits most of its time has a small heap before speed; the API answers people. */
 const flags = {
   small: ['--optimize-for-size', '--max-semi-space-size=1'],
+  /** Pages of events come and go: a young space of 1 MB is collected all the time. */
+  steady: ['--optimize-for-size', '--max-semi-space-size=4'],
   fast: [],
 } as const
 
@@ -50,6 +55,7 @@ export const workers: readonly Worker[] = [
     purpose: 'sends mails',
     memory: 'small',
     settings: emailSettings,
+    read: readEmailConfig,
   },
   {
     name: 'expiry',
@@ -57,9 +63,34 @@ export const workers: readonly Worker[] = [
     memory: 'small',
     settings: expirySettings,
   },
+  {
+    name: 'push',
+    purpose: 'sends push messages',
+    memory: 'small',
+    settings: pushSettings,
+    read: readPushConfig,
+  },
+  {
+    name: 'intake',
+    purpose: 'moves jobs from Redis lists into the job table',
+    memory: 'small',
+    settings: intakeSettings,
+  },
+  {
+    name: 'loader',
+    purpose: 'loads events from remote sources',
+    memory: 'steady',
+    settings: loaderSettings,
+    read: readLoaderConfig,
+  },
 ]
 
 export const root = join(import.meta.dirname, '..')
+
+/**
+ * glibc's. Replies of many sizes come and go: what is large is given back to the system at once, instead of leaving holes.
+ */
+const pagesGoBack = { MALLOC_MMAP_THRESHOLD_: '65536', MALLOC_TRIM_THRESHOLD_: '131072' }
 
 /**
  * How a worker is started: arguments for node, and what its environment has besides the settings. Compiled code is kept
@@ -72,6 +103,7 @@ export function startOf(worker: Worker, env: Environment, dataDir: string) {
     args: [...flags[worker.memory], main],
     env: {
       MALLOC_ARENA_MAX: '1',
+      ...(worker.memory === 'steady' && pagesGoBack),
       NODE_COMPILE_CACHE: join(dataDir, 'compiled', worker.memory),
       ...env,
     },

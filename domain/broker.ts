@@ -81,5 +81,12 @@ export type Seen = {
  * is relayed to nobody and makes no job: a sold-out sale has a hundred holds for each order.
  */
 export const subscriptions: Readonly<Partial<Record<QueueName, readonly EventType[]>>> = {
-  inbox: ['order.completed', 'ticket.generated'],
+  inbox: [
+    'order.completed',
+    'ticket.generated',
+    'quota.invitation',
+    'queue.turn_granted',
+    'queue.expired',
+    'queue.position_update',
+  ],
 }

@@ -25,6 +25,7 @@ export const errorCodes = [
   'SEATS_UNAVAILABLE',
   'NOT_HELD',
   'RESERVATION_EXPIRED',
+  'WEBHOOK_REFUSED',
   'RATE_LIMITED',
   'LOCK_TIMEOUT',
   'OVERLOADED',

@@ -100,7 +100,11 @@ describe('the image', () => {
       .flatMap((words) => words.slice(0, -1))
       .join(',')
     const missing = globSync(`{${folders}}/**/*.{ts,js}`, { cwd: root }).flatMap((path) =>
-      [...read(path).matchAll(/X/gm)]
+      [
+        ...read(path).matchAll(
+          /(?:^(?:import|export|\}).* from |^import |\bimport\()'([^'.][^']*)'/gm,
+        ),
+      ]
         .map(([, name = '']) => /^(@[^/]+\/)?[^/]+/.exec(name)?.[0] ?? '')
         .filter((name) => !isBuiltin(name) && !(name in dependencies))
         .map((name) => `${path} imports ${name}`),

@@ -100,6 +100,8 @@ describe('the queues', () => {
       ['http', 'commands'],
       ['inbox', 'inbox'],
       ['email', 'email'],
+      ['push', 'push'],
+      ['push', 'push:priority'],
     ] as const) {
       const page = pages.get(worker) ?? ''
       const has = (sample: string) => assert.ok(page.includes(`\n${sample} 0\n`), sample)
@@ -138,6 +140,8 @@ describe('the queues', () => {
         ['outbox', 0, 0, 0, 0],
         ['inbox', 8, 4, 6, 0],
         ['email', 8, 4, 6, 18],
+        ['push', 0, 0, 0, 0],
+        ['push:priority', 0, 0, 0, 0],
       ],
     )
     const jobs = openJobs(own.database)
@@ -201,7 +205,7 @@ describe('docs/metrics.md', () => {
 
   test('names every queue’s counters and no queue is forgotten', () => {
     const told = new Set(
-      [...all().matchAll(/^jobs_completed_total\{queue="(\w+)"\}/gm)].map(([, queue]) => queue),
+      [...all().matchAll(/^jobs_completed_total\{queue="([\w:]+)"\}/gm)].map(([, queue]) => queue),
     )
     assert.deepEqual([...told].sort(), queues.map(({ name }) => name as string).sort())
   })

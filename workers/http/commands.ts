@@ -6,6 +6,7 @@ import { analyzeSeats, createEvent, type NewEvent } from '../../db/events.ts'
 import { createGroup, createLanes } from '../../db/group.ts'
 import { type Held, type Hold, holdPlaces } from '../../db/holds.ts'
 import { confirmReservations, type Order } from '../../db/orders.ts'
+import { createQuota, type NewQuota } from '../../db/quotas.ts'
 import { type Receipt, ReceiptTaken, readReceipt, saveReceipts } from '../../db/receipts.ts'
 import { type Reservation, type ReservationBody, toBody } from '../../db/reservations.ts'
 import type { Db, Tx } from '../../db/schema.ts'
@@ -24,6 +25,7 @@ export type Command =
   | ({ name: 'createReservation'; eventId: string } & Hold)
   | ({ name: 'confirmReservation' | 'cancelReservation' } & Change)
   | ({ name: 'createEvent'; event: NewEvent } & Requested)
+  | ({ name: 'createQuota'; quota: NewQuota } & Requested)
   | ({ name: 'putUser' } & PutUser & Requested)
 
 export type Commands = {
@@ -125,12 +127,12 @@ export function createCommands(options: CommandOptions): Commands {
   /** A command that is not hot: its own transaction. */
   function single<T>(
     task: Task<Command>,
-    effect: (tx: Tx) => Promise<T>,
+    effect: (tx: Tx) => Promise<T | AppError>,
     body: (made: T) => object,
   ) {
     return transaction(db, async (tx) => {
       const made = await effect(tx)
-      const answer = json(task.command.name === 'createEvent' ? 201 : 200, body(made))
+      const answer = respond(made, body, task.command.name === 'putUser' ? 200 : 201)
       await saveAnswers(tx, [task], [answer])
       return answer
     })
@@ -154,6 +156,12 @@ export function createCommands(options: CommandOptions): Commands {
         await analyzeSeats(db).catch(() => {})
         return answer
       }
+      case 'createQuota':
+        return await single(
+          { command, receipt },
+          (tx) => createQuota(tx, command.quota, command),
+          (id) => ({ quota_id: id }),
+        )
       case 'putUser':
         return await single(
           { command, receipt },

@@ -63,6 +63,10 @@ export const httpSettings = {
     fallback: 1000,
     max: perMinuteMax,
   }),
+  MAILGUN_SIGNING_KEY: text({
+    doc: 'Mailgun’s webhook signing key; unset: its webhooks are not taken',
+    secret: true,
+  }),
   HTTP_REQUEST_TIMEOUT: int({
     doc: 'how long a client may take to send one request, s',
     fallback: 30,

@@ -14,10 +14,10 @@ import type { Consumer, Delivery, Seen } from '../../domain/broker.ts'
 import type { CloudEvent } from '../../domain/events.ts'
 import type { Pass } from '../loop.ts'
 import { beginSpanBy, messaging, type Span } from '../trace.ts'
+import { keptOf } from '../unread.ts'
 import type { Worker } from '../worker.ts'
 import { decodeEvent } from './events.ts'
 import { type Handler, underSpan } from './inbox.ts'
-import { keptOf } from './kept.ts'
 
 export type RemoteInboxOptions = {
   db: Db

@@ -19,7 +19,9 @@ export function keptOf(body: Buffer): object {
 function objectOf(text: string): object | undefined {
   try {
     const value: unknown = JSON.parse(text)
-    if (typeof value === 'object' && value !== null && !Array.isArray(value)) return value
+    const isObject = typeof value === 'object' && value !== null && !Array.isArray(value)
+    // Half a character is what Postgres takes as text, but not within JSON.
+    if (isObject && !/\\ud[89a-f]/i.test(JSON.stringify(value))) return value
   } catch {}
   return undefined
 }
