@@ -11,7 +11,13 @@ import type { Db } from '../db/schema.ts'
 import { redact } from '../domain/redact.ts'
 import { parseRedisUrl } from '../redis/address.ts'
 import { answered, openRedis } from '../redis/open.ts'
-import { ConfigError, type Environment, readConfig } from '../workers/config.ts'
+import {
+  brokerSettings,
+  ConfigError,
+  type Environment,
+  readConfig,
+  type Setting,
+} from '../workers/config.ts'
 import { httpSettings } from '../workers/http/config.ts'
 import { givenDatabase, withoutPassword } from './database.ts'
 import { jsonOption } from './jobs/options.ts'
@@ -120,9 +126,11 @@ async function checkJobTable(db: Db): Promise<Finding> {
 
 /** Nothing when it is unset; an unusable URL is named among the settings already. */
 async function checkRedis(env: Environment): Promise<Finding[]> {
-  const about = 'redis'
-  const url = settingOf(env)
-  if (url === undefined) return []
+  const url = settingOf('REDIS_URL', httpSettings.REDIS_URL, env)
+  return url === undefined ? [] : [await askRedis('redis', url)]
+}
+
+async function askRedis(about: string, url: string): Promise<Finding> {
   const where = parseRedisUrl(url)
     .nodes.map(({ host, port }) => `${host}:${port}`)
     .join(',')
@@ -130,17 +138,18 @@ async function checkRedis(env: Environment): Promise<Finding[]> {
   try {
     await opened.ready(connectMs)
     await answered(opened.redis.ping(), connectMs)
-    return [{ about, good: true, says: `${where} answers` }]
+    return { about, good: true, says: `${where} answers` }
   } catch (error) {
-    return [{ about, good: false, says: `${where} ${messageOf(error)}` }]
+    return { about, good: false, says: `${where} ${messageOf(error)}` }
   } finally {
     opened.redis.disconnect()
   }
 }
 
-function settingOf(env: Environment): string | undefined {
+/** Also from its file. */
+function settingOf<T>(name: string, setting: Setting<T>, env: Environment): T | undefined {
   try {
-    return readConfig({ REDIS_URL: httpSettings.REDIS_URL }, env).REDIS_URL
+    return readConfig({ [name]: setting }, env)[name]
   } catch {
     return undefined
   }
@@ -150,21 +159,22 @@ const brokerPorts: Readonly<Record<string, number>> = {
   'amqp:': 5672,
   'amqps:': 5671,
   'nats:': 4222,
-  'redis:': 6379,
+  'tls:': 4222,
 }
 
-/** Only whether somebody listens. Nothing for an unset URL. */
-async function checkBroker({ BROKER_URL: given }: Environment): Promise<Finding[]> {
+/** Redis is asked; of the others only whether somebody listens. */
+async function checkBroker(env: Environment): Promise<Finding[]> {
   const about = 'broker'
-  if (!given) return []
-  const url = URL.canParse(given) ? new URL(given) : undefined
-  const usualPort = brokerPorts[url?.protocol ?? '']
-  if (url === undefined || usualPort === undefined) {
-    const right = Object.keys(brokerPorts).map((scheme) => `${scheme}//`)
-    return [{ about, good: false, says: `BROKER_URL must begin with ${right.join(' or ')}` }]
-  }
-  const [host, port] = [url.hostname.replace(/^\[|\]$/g, ''), Number(url.port) || usualPort]
-  const socket = connect({ host, port })
+  const given = settingOf('BROKER_URL', brokerSettings.BROKER_URL, env)
+  if (given === undefined) return []
+  if (/^rediss?(\+\w+)?:/.test(given)) return [await askRedis(about, given)]
+  if (!URL.canParse(given)) return [{ about, good: false, says: 'BROKER_URL is no URL' }]
+  const url = new URL(given)
+  const [host, port] = [
+    url.hostname.replace(/^\[|\]$/g, ''),
+    Number(url.port) || brokerPorts[url.protocol],
+  ]
+  const socket = connect({ host, port: port ?? 0 })
   try {
     await once(socket, 'connect', { signal: AbortSignal.timeout(connectMs) })
     return [{ about, good: true, says: `${host}:${port} answers` }]

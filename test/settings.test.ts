@@ -6,6 +6,7 @@ import { join } from 'node:path'
 import { test } from 'node:test'
 import { listSettings, settingsPage, settingsText } from '../cli/exportSettings.ts'
 import { workers } from '../cli/workers.ts'
+import { errorCodes } from '../domain/errors.ts'
 
 const root = join(import.meta.dirname, '..')
 const listed = listSettings()
@@ -36,7 +37,7 @@ test('names who reads a setting', () => {
 })
 
 test('what tells people of a setting elsewhere names one that there is', () => {
-  const names = new Set(listed.map(({ name }) => name))
+  const names = new Set<string>([...listed.map(({ name }) => name), ...errorCodes])
   // Of Postgres, npm, Node, the tests and the tools around; and the forms that stand for names.
   const others =
     /^(FLOTILLA_|TEST_|PG|NODE_(COMPILE|OPTIONS)|NAME_FILE|NAME$|SASO_|GOMAXPROCS|MALLOC_ARENA_MAX)/
