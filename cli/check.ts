@@ -12,7 +12,13 @@ import { parseBrokerUrl } from '../domain/brokerUrl.ts'
 import { redact } from '../domain/redact.ts'
 import { parseRedisUrl } from '../redis/address.ts'
 import { answered, openRedis } from '../redis/open.ts'
-import { ConfigError, type Environment, readConfig } from '../workers/config.ts'
+import {
+  brokerSettings,
+  ConfigError,
+  type Environment,
+  readConfig,
+  type Setting,
+} from '../workers/config.ts'
 import { httpSettings } from '../workers/http/config.ts'
 import { givenDatabase, withoutPassword } from './database.ts'
 import { jsonOption } from './jobs/options.ts'
@@ -121,9 +127,11 @@ async function checkJobTable(db: Db): Promise<Finding> {
 
 /** Nothing when it is unset; an unusable URL is named among the settings already. */
 async function checkRedis(env: Environment): Promise<Finding[]> {
-  const about = 'redis'
-  const url = settingOf(env)
-  if (url === undefined) return []
+  const url = settingOf('REDIS_URL', httpSettings.REDIS_URL, env)
+  return url === undefined ? [] : [await askRedis('redis', url)]
+}
+
+async function askRedis(about: string, url: string): Promise<Finding> {
   const where = parseRedisUrl(url)
     .nodes.map(({ host, port }) => `${host}:${port}`)
     .join(',')
@@ -131,29 +139,33 @@ async function checkRedis(env: Environment): Promise<Finding[]> {
   try {
     await opened.ready(connectMs)
     await answered(opened.redis.ping(), connectMs)
-    return [{ about, good: true, says: `${where} answers` }]
+    return { about, good: true, says: `${where} answers` }
   } catch (error) {
-    return [{ about, good: false, says: `${where} ${messageOf(error)}` }]
+    return { about, good: false, says: `${where} ${messageOf(error)}` }
   } finally {
     opened.redis.disconnect()
   }
 }
 
-function settingOf(env: Environment): string | undefined {
+/** Also from its file. */
+function settingOf<T>(name: string, setting: Setting<T>, env: Environment): T | undefined {
   try {
-    return readConfig({ REDIS_URL: httpSettings.REDIS_URL }, env).REDIS_URL
+    return readConfig({ [name]: setting }, env)[name]
   } catch {
     return undefined
   }
 }
 
-/** Only whether somebody listens. Nothing for an unset URL. */
-async function checkBroker({ BROKER_URL: given }: Environment): Promise<Finding[]> {
-  if (!given) return []
+/** Redis is asked; of the others only whether somebody listens. Nothing for an unset URL. */
+async function checkBroker(env: Environment): Promise<Finding[]> {
+  const about = 'broker'
   try {
+    const given = settingOf('BROKER_URL', brokerSettings.BROKER_URL, env)
+    if (given === undefined) return []
+    if (/^rediss?(\+\w+)?:/.test(given)) return [await askRedis(about, given)]
     return await Promise.all(parseBrokerUrl(given).nodes.map(checkListener))
   } catch (error) {
-    return [{ about: 'broker', good: false, says: `BROKER_URL ${messageOf(error)}` }]
+    return [{ about, good: false, says: `BROKER_URL ${messageOf(error)}` }]
   }
 }
 

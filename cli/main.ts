@@ -48,7 +48,7 @@ class Ended extends Error {
   }
 }
 
-const programs: Record<Program, readonly Entry[]> = {
+export const programs: Record<Program, readonly Entry[]> = {
   fleet: [
     entry(up),
     entry(run),

@@ -9,7 +9,7 @@ import { join } from 'node:path'
 import { migrate } from '../db/migrate.ts'
 import type { Environment } from '../workers/config.ts'
 import { claimFolder } from './claim.ts'
-import { givenDatabase, withoutPassword } from './database.ts'
+import { givenDatabase, givenDirectly, withoutPassword } from './database.ts'
 import { prefixer } from './lines.ts'
 import { checkApiPort, metricsPorts } from './ports.ts'
 import { type KeptPostgres, keepPostgres } from './postgres.ts'
@@ -54,7 +54,7 @@ async function runFleet(context: Context, chosen: readonly Worker[]): Promise<vo
     if (embedded) env.DATABASE_URL = embedded.url
     const url = embedded?.url ?? givenDatabase(env) ?? ''
     context.say(`database ${withoutPassword(url)}`)
-    await migrate({ url, onStep: context.say })
+    await migrate({ url: embedded?.url ?? givenDirectly(env) ?? url, onStep: context.say })
     await compiled
     if (!stop.asked) await supervise(context, chosen, env, ports, stop, embedded?.lost)
   } finally {

@@ -1,23 +1,25 @@
-// The workers of the fleet: the one list that `fleet up`, `run` and `check` go by, with the V8 flags each runs under.
+// The workers of the fleet: the one list that `fleet up`, `run`, `check`, the table of settings and the tests of the
+// deployment go by, with the V8 flags each runs under.
 
 import { join } from 'node:path'
-import { ConfigError, type Environment, readConfig } from '../workers/config.ts'
-import { readEmailConfig } from '../workers/email/config.ts'
+import { ConfigError, type Environment, readConfig, type Settings } from '../workers/config.ts'
+import { emailSettings, readEmailConfig } from '../workers/email/config.ts'
 import { expirySettings } from '../workers/expiry/config.ts'
-import { readHttpConfig } from '../workers/http/config.ts'
+import { httpSettings, readHttpConfig } from '../workers/http/config.ts'
 import { inboxSettings } from '../workers/inbox/config.ts'
 import { intakeSettings } from '../workers/intake/config.ts'
-import { readLoaderConfig } from '../workers/loader/config.ts'
+import { loaderSettings, readLoaderConfig } from '../workers/loader/config.ts'
 import { outboxSettings } from '../workers/outbox/config.ts'
-import { readPushConfig } from '../workers/push/config.ts'
+import { pushSettings, readPushConfig } from '../workers/push/config.ts'
 
 export type Worker = {
   name: string
   /** One line for people. */
   purpose: string
   memory: keyof typeof flags
-  /** Reads its settings. @throws ConfigError */
-  read(env: Environment): unknown
+  settings: Settings
+  /** Where there are rules between its settings: reads them. @throws ConfigError */
+  read?(env: Environment): unknown
 }
 
 /** V8's. A worker that waits most of its time has a small heap before speed; the API answers people. */
@@ -29,42 +31,56 @@ const flags = {
 } as const
 
 export const workers: readonly Worker[] = [
-  { name: 'http', purpose: 'the API', memory: 'fast', read: readHttpConfig },
+  {
+    name: 'http',
+    purpose: 'the API',
+    memory: 'fast',
+    settings: httpSettings,
+    read: readHttpConfig,
+  },
   {
     name: 'outbox',
     purpose: 'relays domain events to the broker',
     memory: 'small',
-    read: (env) => readConfig(outboxSettings, env),
+    settings: outboxSettings,
   },
   {
     name: 'inbox',
     purpose: 'turns domain events into jobs',
     memory: 'small',
-    read: (env) => readConfig(inboxSettings, env),
+    settings: inboxSettings,
   },
   {
     name: 'email',
     purpose: 'sends mails',
     memory: 'small',
+    settings: emailSettings,
     read: readEmailConfig,
   },
   {
     name: 'expiry',
     purpose: 'frees holds whose time is over',
     memory: 'small',
-    read: (env) => readConfig(expirySettings, env),
+    settings: expirySettings,
   },
-  { name: 'push', purpose: 'sends push messages', memory: 'small', read: readPushConfig },
+  {
+    name: 'push',
+    purpose: 'sends push messages',
+    memory: 'small',
+    settings: pushSettings,
+    read: readPushConfig,
+  },
   {
     name: 'intake',
     purpose: 'moves jobs from Redis lists into the job table',
     memory: 'small',
-    read: (env) => readConfig(intakeSettings, env),
+    settings: intakeSettings,
   },
   {
     name: 'loader',
     purpose: 'loads events from remote sources',
     memory: 'steady',
+    settings: loaderSettings,
     read: readLoaderConfig,
   },
 ]
@@ -107,9 +123,10 @@ export function allFaults(chosen: readonly Worker[], env: Environment): string[]
   )
 }
 
-function faultsOf({ read }: Worker, env: Environment): string[] {
+function faultsOf({ settings, read }: Worker, env: Environment): string[] {
   try {
-    read(env)
+    if (read) read(env)
+    else readConfig(settings, env)
     return []
   } catch (error) {
     if (error instanceof ConfigError) return error.faults

@@ -15,6 +15,7 @@ import { queues } from '../domain/queues.ts'
 import { readSeldom } from '../workers/metrics.ts'
 import { newKey, openApi } from './api.ts'
 import { type TestDatabase, testDatabase } from './database.ts'
+import { metricsOf } from './promql.ts'
 import { endWorkers, exited, scrape, startWorker, until, type WorkerProcess } from './worker.ts'
 
 const root = join(import.meta.dirname, '..')
@@ -230,15 +231,6 @@ describe('the dashboard', () => {
   const exprs = panels.flatMap(({ title, targets = [] }) =>
     targets.map(({ expr }) => ({ title, expr })),
   )
-
-  /** The metrics of a PromQL expression: names that are neither functions nor labels nor words. */
-  function metricsOf(expr: string): string[] {
-    const bare = expr
-      .replace(/"[^"]*"/g, '""')
-      .replace(/\{[^}]*\}|\[[^\]]*\]/g, ' ')
-      .replace(/\b(by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)/g, ' ')
-    return [...bare.matchAll(/(?<![\w:.])[a-zA-Z_:][\w:]*(?![\w:]*\s*\()/g)].map(([name]) => name)
-  }
 
   /** Of a histogram's part the histogram. */
   function metricOf(name: string): string | undefined {

@@ -128,7 +128,7 @@ export const commonSettings = {
     parse: postgresUrl,
   } satisfies Setting<string> as Setting<string>,
   DATABASE_DIRECT_URL: text({
-    doc: 'Postgres past a pooler such as PgBouncer, to be woken by new jobs; unset: DATABASE_URL',
+    doc: 'Postgres past a pooler such as PgBouncer, for wake-ups and migrations; unset: DATABASE_URL',
     secret: true,
     parse: postgresUrl,
   }),
