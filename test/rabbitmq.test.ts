@@ -12,6 +12,7 @@ import { transaction } from '../db/transaction.ts'
 import { putUser } from '../db/users.ts'
 import type { CloudEvent } from '../domain/events.ts'
 import { exchange } from '../workers/amqp.ts'
+import { openConsumer } from '../workers/inbox/rabbitmq.ts'
 import { createLog } from '../workers/log.ts'
 import { openPublisher } from '../workers/outbox/rabbitmq.ts'
 import { remoteRelayPass } from '../workers/outbox/relay.ts'
@@ -498,6 +499,27 @@ describe('over RabbitMQ', { skip: withoutRabbit() }, () => {
     assert.equal(await exited(rest), 0, rest.output())
     assert.equal(await relayed(), 250)
     await until(() => taken.length === 250)
+  })
+
+  test('an exchange that is deleted while an inbox listens is bound again', async () => {
+    const queue = `bound-${randomUUID()}`
+    const types = ['order.completed'] as const
+    const consumer = openConsumer({ url: rabbit.url, log, queue, types, prefetch: 10 })
+    const { signal } = new AbortController()
+    try {
+      await until(() => consumer.away() === undefined)
+      await channel.deleteExchange(exchange)
+      await write(fresh.db, [completed(randomUUID(), 1)])
+      const relay = openRelay()
+      await until(async () => {
+        await makeDue()
+        await relay.pass()
+        return (await consumer.take(10, 10, signal)).length === 1
+      })
+    } finally {
+      await consumer.close()
+      await channel.deleteQueue(queue)
+    }
   })
 
   const mails = async () => {

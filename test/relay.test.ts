@@ -7,12 +7,12 @@ import { before, beforeEach, describe, test } from 'node:test'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { sql } from 'kysely'
 import { slotOf } from '../db/outbox.ts'
-import { holdSlots } from '../db/relay.ts'
+import { holdSlots, type Lease, readSlots, settleSlots } from '../db/relay.ts'
 import type { Outgoing, Publisher, Verdict } from '../domain/broker.ts'
 import { createLog } from '../workers/log.ts'
 import { remoteRelayPass } from '../workers/outbox/relay.ts'
 import { type TestDatabase, testDatabase } from './database.ts'
-import { completed, held, write } from './events.ts'
+import { completed, held, order, write } from './events.ts'
 import { until } from './worker.ts'
 
 const log = createLog('test', 'silent')
@@ -186,6 +186,31 @@ describe('the relay', () => {
     })
     assert.equal(taken.size, 40)
     assert.ok(breaks <= 8, `it broke ${breaks} times`)
+  })
+
+  test('reads no more than it may hold, however large the events are', async () => {
+    const [subject = ''] = neighbours(1)
+    const large = { ...order, event_name: 'x'.repeat(50_000) }
+    await write(
+      fresh.db,
+      [1, 2, 3, 4].map((sequence) => ({ ...completed(subject, sequence), data: large }) as never),
+    )
+    const from = [{ slot: slotOf(subject), txid: '0', id: '0' }]
+    const read = async (bytes: number) => (await readSlots(fresh.db, from, 100, bytes)).length
+    assert.deepEqual([await read(0), await read(60_000), await read(1e6)], [1, 2, 4])
+  })
+
+  test('a slot that was relayed further meanwhile is not set back', async () => {
+    const relay = randomUUID()
+    const { leases } = await holdSlots(fresh.db, relay)
+    const [{ slot, leaseNo }] = leases as [Lease]
+    await sql`update outbox_cursors set txid = '900', id = 9 where slot = ${slot}`.execute(fresh.db)
+    const move = { slot, leaseNo, txid: '800', id: '1', count: 1 }
+    assert.equal((await settleSlots(fresh.db, relay, [move], [])).size, 0)
+    const { rows } = await sql`select txid::text from outbox_cursors where slot = ${slot}`.execute(
+      fresh.db,
+    )
+    assert.deepEqual(rows, [{ txid: '900' }])
   })
 
   const makeDue = () =>

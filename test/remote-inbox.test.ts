@@ -3,6 +3,7 @@
 
 import assert from 'node:assert/strict'
 import { randomUUID } from 'node:crypto'
+import { getEventListeners } from 'node:events'
 import { after, before, beforeEach, describe, test } from 'node:test'
 import { sql } from 'kysely'
 import { type Jobs, openJobs } from '../db/jobs.ts'
@@ -11,6 +12,7 @@ import { putUser } from '../db/users.ts'
 import type { Consumer, Delivery, Seen } from '../domain/broker.ts'
 import { openRedis } from '../redis/open.ts'
 import { openProcessed } from '../redis/processed.ts'
+import { createArrivals } from '../workers/arrivals.ts'
 import { createHandler, type Handler } from '../workers/inbox/inbox.ts'
 import { remoteInboxPass } from '../workers/inbox/remote.ts'
 import { forgiving } from '../workers/inbox/seen.ts'
@@ -216,4 +218,13 @@ test('of what cannot be read as much is kept as can be', () => {
   const large = keptOf(Buffer.alloc(1_000_000, 'x')) as { bytes: number; base64: string }
   assert.equal(large.bytes, 1_000_000)
   assert.ok(large.base64.length < 400_000)
+})
+
+test('waiting for messages leaves nothing behind', async () => {
+  const arrivals = createArrivals<number>()
+  for (let i = 0; i < 20; i++) {
+    setImmediate(() => arrivals.add(i))
+    assert.deepEqual(await arrivals.take(10, 60_000, signal), [i])
+  }
+  assert.equal(getEventListeners(signal, 'abort').length, 0)
 })

@@ -15,6 +15,13 @@ export type RelayMetrics = {
   buried(): void
 }
 
+/** Told by RabbitMQ alone; here, so that every relay serves it. */
+export const unheard = new Counter({
+  name: 'outbox_unheard_total',
+  help: 'Events that nobody listens for',
+  labelNames: ['type'],
+})
+
 export type OutboxMetricsOptions = {
   db: Db
   broker: string

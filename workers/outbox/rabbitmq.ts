@@ -3,10 +3,10 @@
 // had a queue for it; what nobody listens for is refused, but for the types that may go unheard.
 
 import type { ConfirmChannel } from 'amqplib'
-import { Counter } from 'prom-client'
 import type { Outgoing, Publisher, Verdict } from '../../domain/broker.ts'
 import { exchange, keepChannel } from '../amqp.ts'
 import { overSize, type PublisherOptions } from './brokers.ts'
+import { unheard } from './metrics.ts'
 
 /** A confirm that is later than this does not come: the connection is given up. */
 const confirmMs = 30_000
@@ -23,12 +23,6 @@ type Sent = {
   at: number
   returned?: string
 }
-
-const unheard = new Counter({
-  name: 'outbox_unheard_total',
-  help: 'Events that nobody listens for',
-  labelNames: ['type'],
-})
 
 export function openPublisher(options: PublisherOptions): Publisher {
   const { url, log, mayGoUnheard } = options
