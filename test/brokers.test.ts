@@ -286,7 +286,7 @@ test(
       await stream.ensureGroup('one')
       await stream.append(['event', 'x'])
       await stream.read('one', 'busy', 10, 10)
-      await stream.read('one', 'idle', 10, 10)
+      await client.xgroup('CREATECONSUMER', 'swept', 'one', 'idle')
       await stream.sweep('one', 60_000)
       const count = async () =>
         ((await client.xinfo('CONSUMERS', 'swept', 'one')) as unknown[]).length
