@@ -333,7 +333,7 @@ test('NATS: a wider stream is used, and what the user may not send is refused by
     )
   const [refused, taken] = await Promise.all([send('order.completed'), send('reservation.held')])
   assert.deepEqual(taken, { is: 'taken' })
-  assert.ok(refused.is === 'refused' && refused.blames === 'type', JSON.stringify(refused))
+  assert.ok(refused?.is === 'refused' && refused.blames === 'type', JSON.stringify(refused))
   await publisher.close()
   const wrong = own.url.replace('//', '//u:hunter2@')
   const denied = openNats({ url: wrong, log, sizeMax: 1e6, mayGoUnheard: () => false })
