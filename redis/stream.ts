@@ -82,7 +82,8 @@ export function openStream(redis: RedisClient, key: string): EventStream {
     async sweep(group, idleMs) {
       const consumers = await ask<(string | number)[][]>(redis.xinfo('CONSUMERS', key, group))
       for (const raw of consumers) {
-        const field = (name: string) => raw[raw.indexOf(name) + 1]
+        // Names and values in turn, and a value may be like a name.
+        const field = (name: string) => raw.find((_, i) => i % 2 === 1 && raw[i - 1] === name)
         if (Number(field('pending')) > 0 || Number(field('idle')) < idleMs) continue
         await ask(redis.xgroup('DELCONSUMER', key, group, String(field('name'))))
       }

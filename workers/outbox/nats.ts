@@ -45,8 +45,10 @@ export function openPublisher({ url, log, sizeMax }: PublisherOptions): Publishe
       if (error instanceof JetStreamApiError && error.code === messageTooLarge) {
         return { is: 'refused', why: `the stream says: ${error.message}`, blames: 'event' }
       }
-      if (error instanceof PermissionViolationError) {
-        return { is: 'refused', why: `the user may not do this: ${error.message}`, blames: 'type' }
+      const forbidden = [error, (error as Error).cause].find(isForbidden)
+      if (forbidden) {
+        const why = `the user may not do this: ${forbidden.message}`
+        return { is: 'refused', why, blames: 'type' }
       }
       // It is full, without a leader, gone, or slow: a new connection looks what is there.
       kept.reset((error as Error).message)
@@ -64,6 +66,9 @@ export function openPublisher({ url, log, sizeMax }: PublisherOptions): Publishe
     close: kept.close,
   }
 }
+
+const isForbidden = (error: unknown): error is PermissionViolationError =>
+  error instanceof PermissionViolationError
 
 function headersOf({ traceparent }: Outgoing) {
   const made = headers()
