@@ -125,7 +125,7 @@ async function checkJobTable(db: Db): Promise<Finding> {
   return { about, good: faults.length === 0, says }
 }
 
-/** Nothing when it is unset; an unusable URL is named among the settings already. */
+/** Nothing when it is unset, or unusable, which the settings tell already. */
 async function checkRedis(env: Environment): Promise<Finding[]> {
   const url = settingOf('REDIS_URL', httpSettings.REDIS_URL, env)
   return url === undefined ? [] : [await askRedis('redis', url)]
@@ -158,15 +158,10 @@ function settingOf<T>(name: string, setting: Setting<T>, env: Environment): T | 
 
 /** Redis is asked; of the others only whether somebody listens. Nothing for an unset URL. */
 async function checkBroker(env: Environment): Promise<Finding[]> {
-  const about = 'broker'
-  try {
-    const given = settingOf('BROKER_URL', brokerSettings.BROKER_URL, env)
-    if (given === undefined) return []
-    if (/^rediss?(\+\w+)?:/.test(given)) return [await askRedis(about, given)]
-    return await Promise.all(parseBrokerUrl(given).nodes.map(checkListener))
-  } catch (error) {
-    return [{ about, good: false, says: `BROKER_URL ${messageOf(error)}` }]
-  }
+  const given = settingOf('BROKER_URL', brokerSettings.BROKER_URL, env)
+  if (given === undefined) return []
+  if (/^rediss?(\+\w+)?:/.test(given)) return [await askRedis('broker', given)]
+  return await Promise.all(parseBrokerUrl(given).nodes.map(checkListener))
 }
 
 async function checkListener({ host, port }: { host: string; port: number }): Promise<Finding> {
