@@ -96,6 +96,13 @@ describe('the intake', { skip }, () => {
     await emptyJobs(fresh.db)
     await sql`delete from job_audits`.execute(fresh.db)
     await redis.flushall()
+    // A test before may have crashed the server: this client comes back by itself, some time later.
+    await until(() =>
+      opened.redis.ping().then(
+        () => true,
+        () => false,
+      ),
+    )
   })
 
   const list = (self = 'me', queue: (typeof listQueues)[number] = 'push') =>
