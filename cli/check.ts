@@ -8,10 +8,17 @@ import { schemaStatus } from '../db/migrate.ts'
 import { openDatabase } from '../db/open.ts'
 import { readJobTable, serverVersion } from '../db/operate.ts'
 import type { Db } from '../db/schema.ts'
+import { parseBrokerUrl } from '../domain/brokerUrl.ts'
 import { redact } from '../domain/redact.ts'
 import { parseRedisUrl } from '../redis/address.ts'
 import { answered, openRedis } from '../redis/open.ts'
-import { ConfigError, type Environment, readConfig } from '../workers/config.ts'
+import {
+  brokerSettings,
+  ConfigError,
+  type Environment,
+  readConfig,
+  type Setting,
+} from '../workers/config.ts'
 import { httpSettings } from '../workers/http/config.ts'
 import { givenDatabase, withoutPassword } from './database.ts'
 import { jsonOption } from './jobs/options.ts'
@@ -118,11 +125,13 @@ async function checkJobTable(db: Db): Promise<Finding> {
   return { about, good: faults.length === 0, says }
 }
 
-/** Nothing when it is unset; an unusable URL is named among the settings already. */
+/** Nothing when it is unset, or unusable, which the settings tell already. */
 async function checkRedis(env: Environment): Promise<Finding[]> {
-  const about = 'redis'
-  const url = settingOf(env)
-  if (url === undefined) return []
+  const url = settingOf('REDIS_URL', httpSettings.REDIS_URL, env)
+  return url === undefined ? [] : [await askRedis('redis', url)]
+}
+
+async function askRedis(about: string, url: string): Promise<Finding> {
   const where = parseRedisUrl(url)
     .nodes.map(({ host, port }) => `${host}:${port}`)
     .join(',')
@@ -130,46 +139,39 @@ async function checkRedis(env: Environment): Promise<Finding[]> {
   try {
     await opened.ready(connectMs)
     await answered(opened.redis.ping(), connectMs)
-    return [{ about, good: true, says: `${where} answers` }]
+    return { about, good: true, says: `${where} answers` }
   } catch (error) {
-    return [{ about, good: false, says: `${where} ${messageOf(error)}` }]
+    return { about, good: false, says: `${where} ${messageOf(error)}` }
   } finally {
     opened.redis.disconnect()
   }
 }
 
-function settingOf(env: Environment): string | undefined {
+/** Also from its file. */
+function settingOf<T>(name: string, setting: Setting<T>, env: Environment): T | undefined {
   try {
-    return readConfig({ REDIS_URL: httpSettings.REDIS_URL }, env).REDIS_URL
+    return readConfig({ [name]: setting }, env)[name]
   } catch {
     return undefined
   }
 }
 
-const brokerPorts: Readonly<Record<string, number>> = {
-  'amqp:': 5672,
-  'amqps:': 5671,
-  'nats:': 4222,
-  'redis:': 6379,
+/** Redis is asked; of the others only whether somebody listens. Nothing for an unset URL. */
+async function checkBroker(env: Environment): Promise<Finding[]> {
+  const given = settingOf('BROKER_URL', brokerSettings.BROKER_URL, env)
+  if (given === undefined) return []
+  if (/^rediss?(\+\w+)?:/.test(given)) return [await askRedis('broker', given)]
+  return await Promise.all(parseBrokerUrl(given).nodes.map(checkListener))
 }
 
-/** Only whether somebody listens. Nothing for an unset URL. */
-async function checkBroker({ BROKER_URL: given }: Environment): Promise<Finding[]> {
+async function checkListener({ host, port }: { host: string; port: number }): Promise<Finding> {
   const about = 'broker'
-  if (!given) return []
-  const url = URL.canParse(given) ? new URL(given) : undefined
-  const usualPort = brokerPorts[url?.protocol ?? '']
-  if (url === undefined || usualPort === undefined) {
-    const right = Object.keys(brokerPorts).map((scheme) => `${scheme}//`)
-    return [{ about, good: false, says: `BROKER_URL must begin with ${right.join(' or ')}` }]
-  }
-  const [host, port] = [url.hostname.replace(/^\[|\]$/g, ''), Number(url.port) || usualPort]
   const socket = connect({ host, port })
   try {
     await once(socket, 'connect', { signal: AbortSignal.timeout(connectMs) })
-    return [{ about, good: true, says: `${host}:${port} answers` }]
+    return { about, good: true, says: `${host}:${port} answers` }
   } catch (error) {
-    return [{ about, good: false, says: `${host}:${port} ${messageOf(error)}` }]
+    return { about, good: false, says: `${host}:${port} ${messageOf(error)}` }
   } finally {
     socket.destroy()
   }

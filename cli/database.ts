@@ -11,6 +11,15 @@ export function givenDatabase(env: Environment): string | undefined {
   return readConfig({ DATABASE_URL: commonSettings.DATABASE_URL }, env).DATABASE_URL
 }
 
+/** The given database past a pooler: for what keeps a session, as the lock of migrations does. @throws ConfigError */
+export function givenDirectly(env: Environment): string | undefined {
+  const { DATABASE_DIRECT_URL } = commonSettings
+  return (
+    givenDatabase(env) &&
+    (readConfig({ DATABASE_DIRECT_URL }, env).DATABASE_DIRECT_URL ?? givenDatabase(env))
+  )
+}
+
 /** @throws Exit when DATABASE_URL is unset and no embedded server is running */
 export async function runningDatabase(env: Environment): Promise<string> {
   const url = givenDatabase(env) ?? (await findEmbedded(dataDirOf(env)))

@@ -9,7 +9,10 @@ import { ConfigError } from '../workers/config.ts'
 import { bench } from './bench.ts'
 import { check } from './check.ts'
 import { completion, completionFlag, offer, shellInit } from './completion.ts'
+import { emailPreview } from './email/preview.ts'
+import { emailSuppress } from './email/suppress.ts'
 import { jobsCommands, jobsEpilogue } from './jobs/commands.ts'
+import { loaderCommands } from './loader/commands.ts'
 import { migrate } from './migrate.ts'
 import { type Command, type Context, type Entry, Exit, entry, exitCodes } from './program.ts'
 import { run } from './run.ts'
@@ -45,7 +48,7 @@ class Ended extends Error {
   }
 }
 
-const programs: Record<Program, readonly Entry[]> = {
+export const programs: Record<Program, readonly Entry[]> = {
   fleet: [
     entry(up),
     entry(run),
@@ -53,6 +56,9 @@ const programs: Record<Program, readonly Entry[]> = {
     entry(check),
     entry(demo),
     entry(bench),
+    entry(emailPreview),
+    entry(emailSuppress),
+    ...loaderCommands,
     entry(jobs),
     entry(shellInit),
     entry(completion),

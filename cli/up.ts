@@ -9,7 +9,7 @@ import { join } from 'node:path'
 import { migrate } from '../db/migrate.ts'
 import type { Environment } from '../workers/config.ts'
 import { claimFolder } from './claim.ts'
-import { givenDatabase, withoutPassword } from './database.ts'
+import { givenDatabase, givenDirectly, withoutPassword } from './database.ts'
 import { prefixer } from './lines.ts'
 import { checkServedPorts, metricsPorts } from './ports.ts'
 import { type KeptPostgres, keepPostgres } from './postgres.ts'
@@ -55,7 +55,7 @@ async function runFleet(context: Context, chosen: readonly Worker[]): Promise<vo
     if (embedded) env.DATABASE_URL = embedded.url
     const url = embedded?.url ?? givenDatabase(env) ?? ''
     context.say(`database ${withoutPassword(url)}`)
-    await migrate({ url, onStep: context.say })
+    await migrate({ url: embedded?.url ?? givenDirectly(env) ?? url, onStep: context.say })
     await compiled
     if (!stop.asked) await supervise(context, processes, env, ports, stop, embedded?.lost)
   } finally {
@@ -167,6 +167,10 @@ function overview(
   }
   if (chosen.some(({ name }) => name === 'email') && !env.EMAIL_PROVIDER) {
     lines.push(`  mail  ${join(String(env.FLEET_DATA_DIR), 'mail')}`)
+  }
+  const pushes = chosen.some(({ name }) => name === 'push')
+  if (pushes && (env.PUSH_PROVIDER || 'log') === 'log') {
+    lines.push(`  push  ${join(String(env.FLEET_DATA_DIR), 'push')}`)
   }
   lines.push('', '  Ctrl-C stops')
   if (chosen.length >= workers.length && env.AUTH_MODE !== 'jwt') {

@@ -1,21 +1,26 @@
-// The workers of the fleet: the one list that `fleet up`, `run` and `check` go by, with the V8 flags each runs under.
+// The workers of the fleet: the one list that `fleet up`, `run`, `check`, the table of settings and the tests of the
+// deployment go by, with the V8 flags each runs under.
 
 import { join } from 'node:path'
-import { ConfigError, type Environment, readConfig } from '../workers/config.ts'
-import { emailSettings } from '../workers/email/config.ts'
+import { ConfigError, type Environment, readConfig, type Settings } from '../workers/config.ts'
+import { emailSettings, readEmailConfig } from '../workers/email/config.ts'
 import { expirySettings } from '../workers/expiry/config.ts'
-import { readHttpConfig } from '../workers/http/config.ts'
+import { httpSettings, readHttpConfig } from '../workers/http/config.ts'
 import { inboxSettings } from '../workers/inbox/config.ts'
+import { intakeSettings } from '../workers/intake/config.ts'
+import { loaderSettings, readLoaderConfig } from '../workers/loader/config.ts'
 import { outboxSettings } from '../workers/outbox/config.ts'
-import { readWaitingroomConfig } from '../workers/waitingroom/config.ts'
+import { pushSettings, readPushConfig } from '../workers/push/config.ts'
+import { readWaitingroomConfig, waitingroomSettings } from '../workers/waitingroom/config.ts'
 
 export type Worker = {
   name: string
   /** One line for people. */
   purpose: string
   memory: keyof typeof flags
-  /** Reads its settings. @throws ConfigError */
-  read(env: Environment): unknown
+  settings: Settings
+  /** Where there are rules between its settings: reads them. @throws ConfigError */
+  read?(env: Environment): unknown
   /** Where it stands, when it has a name of its own as one of several. */
   folder?: string
   /** How many of it `fleet up` starts; left out: one. */
@@ -25,47 +30,82 @@ export type Worker = {
 /** V8's. A worker that waits most of its time has a small heap before speed; the API answers people. */
 const flags = {
   small: ['--optimize-for-size', '--max-semi-space-size=1'],
+  /** Pages of events come and go: a young space of 1 MB is collected all the time. */
+  steady: ['--optimize-for-size', '--max-semi-space-size=4'],
   fast: [],
   /** Most of it is connections: room for new garbage beside them would double what they take. */
   crowd: ['--max-semi-space-size=4'],
 } as const
 
 export const workers: readonly Worker[] = [
-  { name: 'http', purpose: 'the API', memory: 'fast', read: readHttpConfig },
+  {
+    name: 'http',
+    purpose: 'the API',
+    memory: 'fast',
+    settings: httpSettings,
+    read: readHttpConfig,
+  },
   {
     name: 'outbox',
     purpose: 'relays domain events to the broker',
     memory: 'small',
-    read: (env) => readConfig(outboxSettings, env),
+    settings: outboxSettings,
   },
   {
     name: 'inbox',
     purpose: 'turns domain events into jobs',
     memory: 'small',
-    read: (env) => readConfig(inboxSettings, env),
+    settings: inboxSettings,
   },
   {
     name: 'email',
     purpose: 'sends mails',
     memory: 'small',
-    read: (env) => readConfig(emailSettings, env),
+    settings: emailSettings,
+    read: readEmailConfig,
   },
   {
     name: 'expiry',
     purpose: 'frees holds whose time is over',
     memory: 'small',
-    read: (env) => readConfig(expirySettings, env),
+    settings: expirySettings,
+  },
+  {
+    name: 'push',
+    purpose: 'sends push messages',
+    memory: 'small',
+    settings: pushSettings,
+    read: readPushConfig,
+  },
+  {
+    name: 'intake',
+    purpose: 'moves jobs from Redis lists into the job table',
+    memory: 'small',
+    settings: intakeSettings,
+  },
+  {
+    name: 'loader',
+    purpose: 'loads events from remote sources',
+    memory: 'steady',
+    settings: loaderSettings,
+    read: readLoaderConfig,
   },
   {
     name: 'waitingroom',
     purpose: 'the waiting room',
     memory: 'crowd',
+    settings: waitingroomSettings,
     read: readWaitingroomConfig,
     processes: (env) => Number(env.WAITINGROOM_PROCESSES || 1),
   },
 ]
 
 export const root = join(import.meta.dirname, '..')
+
+/**
+ * glibc's. Replies of many sizes come and go: what is large is given back to the system at once, instead of leaving holes.
+ */
+const pagesGoBack = { MALLOC_MMAP_THRESHOLD_: '65536', MALLOC_TRIM_THRESHOLD_: '131072' }
 
 /**
  * How a worker is started: arguments for node, and what its environment has besides the settings. Compiled code is kept
@@ -78,6 +118,7 @@ export function startOf(worker: Worker, env: Environment, dataDir: string) {
     args: [...flags[worker.memory], main],
     env: {
       MALLOC_ARENA_MAX: '1',
+      ...(worker.memory === 'steady' && pagesGoBack),
       NODE_COMPILE_CACHE: join(dataDir, 'compiled', worker.memory),
       ...env,
     },
@@ -105,9 +146,10 @@ export function allFaults(chosen: readonly Worker[], env: Environment): string[]
   )
 }
 
-function faultsOf({ read }: Worker, env: Environment): string[] {
+function faultsOf({ settings, read }: Worker, env: Environment): string[] {
   try {
-    read(env)
+    if (read) read(env)
+    else readConfig(settings, env)
     return []
   } catch (error) {
     if (error instanceof ConfigError) return error.faults

@@ -17,6 +17,8 @@ create index if not exists processed_events_at on processed_events using brin (p
 /** Longer than anything sends a message again: 8 days. */
 export const keepSeconds = 8 * 86_400
 
+const uuid = /^[\da-f]{8}(-[\da-f]{4}){3}-[\da-f]{12}$/i
+
 /**
  * @typedef {{ query(text: string, values: unknown[]): Promise<{ rows: any[], rowCount: number | null }> }} Client
  */
@@ -29,12 +31,20 @@ export const keepSeconds = 8 * 86_400
  * @param {Client} tx a connection inside the transaction that has the effect as well
  * @param {string} consumer
  * @param {readonly string[]} ids the events' `id`s
- * @returns {Promise<string[]>} do what these ask for, in `tx`; acknowledge all of them after the commit
+ * @returns {Promise<string[]>} as they were given, each once whatever its spelling: do what these ask for, in `tx`; acknowledge all of them after the commit
  */
 export async function once(tx, consumer, ids) {
+  /** By the one spelling that Postgres gives a uuid, the first that came. @type {Map<string, string>} */
+  const byKey = new Map()
+  for (const id of ids) {
+    if (!uuid.test(id))
+      throw new TypeError(`an event's id must be a UUID, not ${JSON.stringify(id)}`)
+    const key = id.toLowerCase()
+    if (!byKey.has(key)) byKey.set(key, id)
+  }
+  if (byKey.size === 0) return []
   // In the order of the ids: two batches with the same messages wait for each other in one direction only.
-  const sorted = [...new Set(ids)].sort()
-  if (sorted.length === 0) return []
+  const sorted = [...byKey.keys()].sort()
   const { rows } = await tx.query(
     `insert into processed_events (consumer, message_id)
      select $1, id from unnest($2::uuid[]) as id
@@ -42,7 +52,7 @@ export async function once(tx, consumer, ids) {
     [consumer, sorted],
   )
   const fresh = new Set(rows.map((row) => row.message_id))
-  return [...new Set(ids)].filter((id) => fresh.has(id.toLowerCase()))
+  return [...byKey].flatMap(([key, id]) => (fresh.has(key) ? [id] : []))
 }
 
 /**

@@ -34,9 +34,12 @@ return 1`
  * @param {string} consumer
  */
 export function openDedupe(redis, consumer) {
-  // Both keys of a message lie on one node of a Cluster.
+  // Both keys of a message lie on one node of a Cluster. A UUID is the same in capitals.
   /** @param {string} id */
-  const keysOf = (id) => [`processed:${consumer}:{${id}}`, `processed:${consumer}:{${id}}:fence`]
+  const keysOf = (id) => {
+    const key = `processed:${consumer}:{${id.toLowerCase()}}`
+    return [key, `${key}:fence`]
+  }
 
   /** @param {string} id @param {number} fence @param {string} to @param {number} lifeMs */
   async function settle(id, fence, to, lifeMs) {

@@ -61,16 +61,32 @@ export async function readAsideSubjects(
   return rows
 }
 
-/** By outbox_aside_next. */
+/**
+ * What is due in any order, one of each type `probed`, none of those `waiting`. Type by type along outbox_aside_next: what
+ * waits of one, however much, is not read to come to the others.
+ */
 export async function readDueAsides(
   db: Db,
   slots: readonly number[],
   batchMax: number,
+  { probed = [], waiting = [] }: { probed?: string[]; waiting?: string[] } = {},
 ): Promise<DueAside[]> {
   const { rows } = await sql<DueAside>`
-    select slot, subject, txid, id, event, event::text as body, attempts from outbox_aside
-    where slot = any(${[...slots]}::int[]) and next_at <= clock_timestamp()
-    order by next_at limit ${batchMax}`.execute(db)
+    with recursive types as (
+      (select type from outbox_aside where next_at is not null order by type limit 1)
+      union all
+      select (select a.type from outbox_aside a where a.next_at is not null and a.type > t.type
+        order by a.type limit 1)
+      from types t where t.type is not null
+    )
+    select d.* from types t cross join lateral (
+      select a.slot, a.subject, a.txid, a.id, a.event, a.event::text as body, a.attempts
+      from outbox_aside a
+      where a.type = t.type and a.slot = any(${[...slots]}::int[])
+        and a.next_at <= (select clock_timestamp())
+      limit case when t.type = any(${probed}::text[]) then 1 else ${batchMax}::int end
+    ) d
+    where t.type <> all(${waiting}::text[]) limit ${batchMax}`.execute(db)
   return rows
 }
 
@@ -82,13 +98,13 @@ export type AsideOutcome = {
   audit?: Audit
 }
 
-/** @param error why it was refused once more; undefined: the broker took it */
+/** @param refused why, once more, and whether that spends an attempt; undefined: the broker took it */
 export async function settleAside(
   db: Db,
   relay: string,
   leaseNo: string,
   due: DueAside,
-  error: string | undefined,
+  refused: { why: string; spend: boolean } | undefined,
 ): Promise<AsideOutcome | 'lost'> {
   return await transaction(
     db,
@@ -98,23 +114,32 @@ export async function settleAside(
         where slot = ${due.slot} and leased_by = ${relay} and lease_no = ${leaseNo}
         for update`.execute(tx)
       if (rows.length === 0) return 'lost'
-      if (error === undefined) return { gone: true, last: await removeAside(tx, due) }
+      if (refused === undefined) return { gone: true, last: await removeAside(tx, due) }
+      if (!refused.spend) {
+        await putOff(tx, due, due.attempts, schedule.at(-1) ?? 0)
+        return { gone: false, last: false }
+      }
+      const error = new Error(refused.why)
       const attempt = due.attempts + 1
       const key = { jobId: due.event.id, queue, attempt }
       const delayMs = jobRetryDelayMs(schedule, attempt)
       if (delayMs === null) {
-        const audit = await buryNew(tx, { ...key, data: due.event }, new Error(error))
+        const audit = await buryNew(tx, { ...key, data: due.event }, error)
         return { gone: true, last: await removeAside(tx, due), ...(audit && { audit }) }
       }
-      await writeAttempt(tx, key, 'failed', new Error(error))
-      await sql`
-        update outbox_aside set attempts = ${attempt},
-          next_at = clock_timestamp() + ${delayMs} * interval '1 ms'
-        where ${isThis(due)}`.execute(tx)
+      await writeAttempt(tx, key, 'failed', error)
+      await putOff(tx, due, attempt, delayMs)
       return { gone: false, last: false }
     },
     readCommitted,
   )
+}
+
+async function putOff(tx: Tx, due: DueAside, attempts: number, delayMs: number): Promise<void> {
+  await sql`
+    update outbox_aside set attempts = ${attempts},
+      next_at = clock_timestamp() + ${delayMs} * interval '1 ms'
+    where ${isThis(due)}`.execute(tx)
 }
 
 const isThis = ({ slot, subject, txid, id }: DueAside) => sql<boolean>`

@@ -7,7 +7,7 @@ import type { PgBoss } from 'pg-boss'
 import { deadLetterOf, deathsMax } from '../domain/queues.ts'
 import { type Audit, countDeaths, describeFailure, writeAttempt, writeAudit } from './attempts.ts'
 import { type Job, openStaleClaims, readCancelled, takeOut } from './claims.ts'
-import { over } from './jobTable.ts'
+import { nameForBoss, over } from './jobTable.ts'
 import type { FailureKind, Tx } from './schema.ts'
 
 /** What became of a job that failed. `lost`: another worker has it by now. As with `cancelled` nothing was changed. */
@@ -32,7 +32,8 @@ export async function failJob(boss: PgBoss, tx: Tx, job: Job, failure: Failure):
     where name = ${queue} and id = ${id} and state = 'active'
       and retry_count = ${job.attempt - 1}`.execute(tx)
   const output = describeFailure(error)
-  const settled = await boss.fail(queue, toClaim(job), output, { db: over(tx) as never })
+  const options = { db: over(tx) as never }
+  const settled = await boss.fail(nameForBoss(queue), toClaim(job), output, options)
   // Not in pg-boss's types.
   if ((settled as unknown as { affected: number }).affected === 0) {
     return { became: (await readCancelled(tx, queue, [job])).has(id) ? 'cancelled' : 'lost' }

@@ -17,7 +17,8 @@ export async function processOnce<M extends { id: string }>(
   messages: readonly M[],
 ): Promise<M[]> {
   if (messages.length === 0) return []
-  const byId = new Map(messages.toReversed().map((message) => [message.id, message]))
+  // As Postgres writes a uuid: two spellings are one message.
+  const byId = new Map(messages.toReversed().map((message) => [keyOf(message), message]))
   // In the order of the ids: two batches with the same messages wait for each other in one direction only.
   const ids = [...byId.keys()].sort()
   const { rows } = await sql<{ message_id: string }>`
@@ -25,8 +26,13 @@ export async function processOnce<M extends { id: string }>(
     select ${consumer}, * from unnest(${ids}::uuid[])
     on conflict do nothing returning message_id`.execute(tx)
   const fresh = new Set(rows.map((row) => row.message_id))
-  return messages.filter((message) => fresh.has(message.id) && byId.get(message.id) === message)
+  return messages.filter((message) => {
+    const key = keyOf(message)
+    return fresh.has(key) && byId.get(key) === message
+  })
 }
+
+const keyOf = ({ id }: { id: string }): string => id.toLowerCase()
 
 /** Forgets what is older than `processedSeconds`, a batch at a time, by inbox_processed_at. @returns how many went */
 export async function pruneInbox(db: Db, batchMax = 5000): Promise<number> {

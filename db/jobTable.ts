@@ -5,7 +5,13 @@
 import type { Kysely } from 'kysely'
 import type pg from 'pg'
 import type { PgBoss } from 'pg-boss'
-import { attemptsMax, deadLetterOf, heartbeatSeconds, queues } from '../domain/queues.ts'
+import {
+  allQueueNames,
+  attemptsMax,
+  deadLetterOf,
+  heartbeatSeconds,
+  queues,
+} from '../domain/queues.ts'
 import type { Schema } from './schema.ts'
 
 const schema = 'pgboss'
@@ -28,8 +34,8 @@ export async function installJobs(pool: pg.Pool): Promise<void> {
     await checkVersion(pool)
     for (const queue of queues) {
       const dead = deadLetterOf(queue.name)
-      await putQueue(boss, dead, { retryLimit: 0 })
-      await putQueue(boss, queue.name, {
+      await putQueue(pool, dead, { retryLimit: 0 })
+      await putQueue(pool, queue.name, {
         retryLimit: attemptsMax(queue) - 1,
         expireInSeconds: queue.expireInSeconds,
         heartbeatSeconds,
@@ -74,18 +80,50 @@ type QueueSettings = {
   partition?: boolean
 }
 
-/** A failed job waits as long as we say (db/failures.ts). */
-async function putQueue(boss: PgBoss, name: string, settings: QueueSettings): Promise<void> {
-  const { partition, ...rest } = settings
+/**
+ * A failed job waits as long as we say (db/failures.ts). By pg-boss's own function in the database: its JavaScript takes
+ * no name with a colon.
+ */
+async function putQueue(pool: pg.Pool, name: string, settings: QueueSettings): Promise<void> {
   const all = {
-    ...rest,
+    ...settings,
+    policy: 'standard',
     retryDelay: 0,
     retryBackoff: false,
     retentionSeconds: waitingSeconds,
     deleteAfterSeconds: finishedSeconds,
   }
-  await boss.createQueue(name, { ...all, ...(partition && { partition }) })
-  await boss.updateQueue(name, all)
+  await pool.query(`select ${schema}.create_queue($1, $2::jsonb)`, [name, JSON.stringify(all)])
+  const { retryLimit, expireInSeconds = null, heartbeatSeconds: beat = null } = settings
+  await pool.query(
+    `update ${schema}.queue set retry_limit = $2, expire_seconds = coalesce($3, expire_seconds),
+      heartbeat_seconds = coalesce($4, heartbeat_seconds), dead_letter = coalesce($5, dead_letter),
+      retry_delay = 0, retry_backoff = false, retention_seconds = $6, deletion_seconds = $7,
+      updated_on = clock_timestamp()
+    where name = $1`,
+    [
+      name,
+      retryLimit,
+      expireInSeconds,
+      beat,
+      settings.deadLetter ?? null,
+      waitingSeconds,
+      finishedSeconds,
+    ],
+  )
+}
+
+/** What pg-boss's JavaScript calls a queue: its names have no colons. In the database it is called by its own name. */
+export const nameForBoss = (queue: string): string => queue.replaceAll(':', '/')
+
+const ownNames = new Map(
+  allQueueNames.filter((name) => name.includes(':')).map((name) => [nameForBoss(name), name]),
+)
+
+/** Of the values of a statement of pg-boss's. */
+function inOwnNames(value: unknown): unknown {
+  if (Array.isArray(value)) return value.map(inOwnNames)
+  return typeof value === 'string' ? (ownNames.get(value) ?? value) : value
 }
 
 type Executor = {
@@ -94,13 +132,14 @@ type Executor = {
 
 /** Statements without values go out as they are: pg-boss sends several in one. */
 const overPool = (pool: pg.Pool): Executor => ({
-  executeSql: (text, values) => pool.query(text, values),
+  executeSql: (text, values) => pool.query(text, values?.map(inOwnNames)),
 })
 
 /** What makes pg-boss work inside the caller's transaction. */
 export const over = (on: Kysely<Schema>): Executor => ({
   async executeSql(text, values = []) {
-    const query = { sql: text, parameters: values, query: { kind: 'RawNode' } } as const
+    const parameters = values.map(inOwnNames)
+    const query = { sql: text, parameters, query: { kind: 'RawNode' } } as const
     const { rows } = await on.executeQuery({ ...query, queryId: { queryId: 'jobs' } } as never)
     return { rows: [...(rows as Record<string, unknown>[])] }
   },

@@ -1,6 +1,6 @@
 // An outbox whose transaction ids are not this server's: that of a logical dump restored into a new cluster, which counts
 // from its own beginning. Its cursors stand ahead of everything that will ever be written, and so do its rows. What was
-// not relayed is set to the very beginning, in its order; what was is let go; the cursors start anew.
+// not relayed, or may not have been, is set to the very beginning, in its order; the rest is let go; the cursors start anew.
 
 import { sql } from 'kysely'
 import type { Db, Tx } from './schema.ts'
@@ -37,13 +37,17 @@ async function isForeign(on: Db | Tx): Promise<boolean> {
 }
 
 /**
+ * Let go is what was relayed and was surely written elsewhere. A row with an id of ours may have been written here since
+ * the restore, behind a cursor that says nothing of it: it is kept, and relayed, at worst once more.
+ *
  * All in one early transaction, by id: among the events of one aggregate that is the order of their commits as well, since
  * each of its writers begins after the one before has committed.
  */
 async function startAnew(tx: Tx): Promise<number> {
   await sql`
     delete from outbox o using outbox_cursors c
-    where c.slot = o.slot and (o.txid, o.id) <= (c.txid, c.id)`.execute(tx)
+    where c.slot = o.slot and (o.txid, o.id) <= (c.txid, c.id)
+      and o.txid >= pg_snapshot_xmax(pg_current_snapshot())`.execute(tx)
   const { numAffectedRows } = await sql`update outbox set txid = '1'`.execute(tx)
   await sql`update outbox_aside set txid = '0'`.execute(tx)
   await sql`

@@ -39,8 +39,7 @@ export function openDatabase(options: OpenOptions): Database {
     idleTimeoutMillis: 60_000,
     keepAlive: true,
     keepAliveInitialDelayMillis: 10_000,
-    // A stalled transaction would hold the outbox's horizon back for everyone.
-    idle_in_transaction_session_timeout: 60_000,
+    // No setting of the session: a pooler lends another one to each transaction. They are made in transaction().
   })
   pool.on('error', (error) => onIdleError?.(error))
   // A connection that breaks while checked out fails its query and also emits: unheard, that would end the process.

@@ -1,23 +1,24 @@
-// Rates shared by all instances: a token bucket is a row, and its time is Postgres's. A bucket starts full, is refilled
-// evenly and never holds more than `burst`: in any time of t seconds no more than burst + t × perSecond are taken.
+// Rates shared by all instances, on Postgres: a bucket, or the next slot, is a row, and its time is Postgres's. The row's
+// lock makes takers wait for each other.
 
 import { sql } from 'kysely'
+import {
+  type Rate,
+  type Rates,
+  type SlotRates,
+  type Slots,
+  slotsAheadMs,
+  type Tokens,
+} from '../domain/rates.ts'
 import type { Db } from './schema.ts'
 
-export type Rate = {
-  name: string
-  perSecond: number
-  burst: number
-}
+export const openRates = (db: Db): Rates & SlotRates => ({
+  take: (rate, want) => takeTokens(db, rate, want),
+  count: (rate) => countTokens(db, rate),
+  reserve: (rate, want) => reserveSlots(db, rate, want),
+})
 
-export type Tokens = {
-  granted: number
-  /** Until there is one more, ms; 0 when some are left. */
-  waitMs: number
-}
-
-/** Takes up to `want` tokens, whole ones. The row's lock makes takers wait for each other. */
-export async function takeTokens(db: Db, rate: Rate, want: number): Promise<Tokens> {
+async function takeTokens(db: Db, rate: Rate, want: number): Promise<Tokens> {
   const { name, perSecond, burst } = rate
   // filled_at is read after the refill was counted: the instants between are lost, never counted twice.
   const { rows } = await sql<{ granted: number; left: number }>`
@@ -41,8 +42,7 @@ export async function takeTokens(db: Db, rate: Rate, want: number): Promise<Toke
   return { granted: row.granted, waitMs: Math.ceil((missing / perSecond) * 1000) }
 }
 
-/** How many whole tokens there are now, and until there is one; takes none. */
-export async function countTokens(db: Db, rate: Rate): Promise<Tokens> {
+async function countTokens(db: Db, rate: Rate): Promise<Tokens> {
   const { rows } = await sql<{ tokens: number }>`
     select ${filledTokens(rate)} as tokens from rate_buckets where name = ${rate.name}`.execute(db)
   const tokens = rows[0]?.tokens ?? rate.burst
@@ -53,3 +53,16 @@ export async function countTokens(db: Db, rate: Rate): Promise<Tokens> {
 const filledTokens = ({ perSecond, burst }: Rate) => sql<number>`
   least(${burst}::float8, tokens + ${perSecond}::float8
     * greatest(0, extract(epoch from clock_timestamp() - filled_at)::float8))`
+
+async function reserveSlots(
+  db: Db,
+  { name, perSecond }: Pick<Rate, 'name' | 'perSecond'>,
+  want: number,
+): Promise<Slots> {
+  const { rows } = await sql<Slots>`
+    select granted, wait_ms as "waitMs"
+    from reserve_slots(${name}, ${perSecond}::float8, ${want}::int, ${slotsAheadMs}::float8)`.execute(
+    db,
+  )
+  return rows[0] as Slots
+}

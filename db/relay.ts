@@ -94,16 +94,17 @@ const positions = (slots: readonly (Position & { slot: number })[]) => sql`
   ${slots.map(({ slot }) => slot)}::int[], ${slots.map(({ txid }) => txid)}::xid8[],
   ${slots.map(({ id }) => id)}::bigint[]`
 
-/** The next events of each slot, those of one slot in their order. */
+/** The next events of each slot, those of one slot in their order: the first, and more up to `bytesMax` a slot. */
 export async function readSlots(
   db: Db,
   slots: readonly (Position & { slot: number })[],
   slotMax: number,
+  bytesMax: number,
 ): Promise<OutboxRow[]> {
   const { rows } = await sql<OutboxRow>`
     select slot, txid, id, message_id as "messageId", type, subject, sequence, data::text,
       request_id as "requestId", traceparent, 1000 * date_part('epoch', created_at) as "createdMs"
-    from read_outbox(${positions(slots)}, ${slotMax})`.execute(db)
+    from read_outbox(${positions(slots)}, ${slotMax}, ${bytesMax})`.execute(db)
   return rows
 }
 
@@ -145,7 +146,10 @@ export async function settleSlots(
   )
 }
 
-/** A move that is repeated, since its answer was lost, changes nothing. */
+/**
+ * A move that is repeated, since its answer was lost, changes nothing. None goes back: a slot whose lease ran out may have
+ * been read inside the database meanwhile (db/outbox.ts), and is not ours any more.
+ */
 async function moveCursors(
   on: Db | Tx,
   relay: string,
@@ -157,6 +161,7 @@ async function moveCursors(
     from unnest(${positions(moves)}, ${moves.map(({ leaseNo }) => leaseNo)}::bigint[],
       ${moves.map(({ count }) => count)}::bigint[]) as m (slot, txid, id, lease_no, count)
     where c.slot = m.slot and c.leased_by = ${relay} and c.lease_no = m.lease_no
+      and (c.txid, c.id) <= (m.txid, m.id)
     returning c.slot`.execute(on)
   return new Set(rows.map(({ slot }) => slot))
 }

@@ -1,6 +1,6 @@
 // The tables as Kysely sees them, one type a table, in the order of migrations/*.sql. bigint and xid8 arrive as text.
 
-import type { ColumnType, Generated, Kysely, Transaction } from 'kysely'
+import type { ColumnType, Generated, GeneratedAlways, Kysely, Transaction } from 'kysely'
 import type { CloudEvent, EventType } from '../domain/events.ts'
 import type { QueuePhase, QueueSession, QueueStatus, WindowEnd } from '../domain/waitingroom.ts'
 
@@ -149,6 +149,8 @@ export type Schema = {
     txid: string
     id: string
     event: Json<CloudEvent>
+    /** Of the event. */
+    type: GeneratedAlways<string>
     attempts: Generated<number>
     next_at: Date | null
   }
@@ -213,6 +215,7 @@ export type Schema = {
     expires_at: Date | null
     created_at: Made
   }
+  rate_ramps: { name: string; level: number; changed_at: Date; pressed_at: Date }
   rate_buckets: { name: string; tokens: number; filled_at: Date }
   job_errors: {
     job_id: string
@@ -251,7 +254,63 @@ export type Schema = {
   }
   stop_requests: { id: Generated<number>; asked_at: Date }
   schedules: { name: string; next_at: Date; fired_at: Date | null }
+  loader_sources: {
+    name: string
+    definition: Json<object> | null
+    last_id: Generated<string>
+    scan_id: string | null
+    fence: Generated<string>
+    owner: string | null
+    paused_at: Date | null
+    loaded: Generated<string>
+    rate: Generated<number>
+    newest_id: string | null
+    failures: Generated<number>
+    last_error: string | null
+    failed_at: Date | null
+    ok_at: Date | null
+    event_at: Date | null
+    seen_at: Date | null
+    created_at: Made
+  }
+  loader_turns: {
+    source: string
+    token: string | null
+    leased_until: Date | null
+    next_at: Date
+  }
+  loader_seen: { source: string; id: string }
+  loaded_events: { source: string; id: string; loaded_at: Made; payload: Json<unknown> }
   webhook_events: { provider: string; id: string; payload: Json<unknown>; received_at: Made }
+  rate_slots: { name: string; next_at: Date }
+  email_sends: {
+    job_id: string
+    provider: string
+    state: Generated<'handed' | 'sent' | 'withdrawn' | 'given_up'>
+    hands: Generated<number>
+    handed_at: Made
+  }
+  email_suppressions: {
+    address: string
+    reason: 'bounce' | 'complaint' | 'unsubscribe' | 'manual'
+    source: string
+    created_at: Made
+  }
+  circuits: {
+    name: string
+    is_open: boolean
+    why: string
+    tries: Generated<number>
+    opened_at: Made
+    probe_at: Date
+  }
+  circuit_changes: {
+    id: Generated<string>
+    name: string
+    code: string
+    why: string
+    changed_at: Made
+  }
 }
 
 /** The pool: each statement its own transaction. */

@@ -2,13 +2,14 @@
 // reservation and the state check in the UPDATE settle who wins; the time is Postgres's. Lock order everywhere:
 // reservations by id, then seats, then standing counters by (event, section).
 
-import { sql } from 'kysely'
+import { type RawBuilder, sql } from 'kysely'
 import { v7 as uuidv7 } from 'uuid'
 import { AppError } from '../domain/errors.ts'
 import { writeEvents } from './outbox.ts'
 import { type Reservation, readReservations, reservationData } from './reservations.ts'
 import type { Db, ReservationState, Tx } from './schema.ts'
 import { transaction } from './transaction.ts'
+import { standingEventsOf, takeTurns } from './turns.ts'
 
 export type Change = {
   reservationId: string
@@ -159,15 +160,20 @@ async function free(
  * @returns how many were freed
  */
 export async function expireReservations(db: Db, batchMax: number): Promise<number> {
+  const due = (lock: RawBuilder<unknown>) => sql<{ id: string }>`
+    select r.id from due_holds d join reservations r on r.id = d.reservation_id
+    where d.expires_at <= (select clock_timestamp()) and r.state = 'held'
+    order by d.expires_at limit ${batchMax} ${lock}`
+  const soon = (await due(sql``).execute(db)).rows.map(({ id }) => id)
+  if (soon.length === 0) return 0
+  const events = await standingEventsOf(db, soon)
   return await transaction(db, async (tx) => {
-    const due = await sql<{ id: string }>`
-      select r.id from due_holds d join reservations r on r.id = d.reservation_id
-      where d.expires_at <= (select clock_timestamp()) and r.state = 'held'
-      order by d.expires_at limit ${batchMax} for update of r skip locked`.execute(tx)
-    if (due.rows.length === 0) return 0
+    await takeTurns(tx, events)
+    const { rows } = await due(sql`for update of r skip locked`).execute(tx)
+    if (rows.length === 0) return 0
     const locked = await readReservations(
       tx,
-      due.rows.map((row) => row.id),
+      rows.map((row) => row.id),
       false,
     )
     await free(tx, locked, 'expired')

@@ -9,6 +9,8 @@ import { retriedSqlStates, transactionAttemptsMax, transactionDelayMs } from '..
 import type { Db, Tx } from './schema.ts'
 
 export const lockTimeout = '8s'
+/** A stalled transaction would hold the outbox's horizon back for everyone. */
+const idleTimeout = '60s'
 
 export type TransactionOptions = {
   maxAttempts?: number
@@ -105,9 +107,8 @@ async function attemptOnce<T>(db: Db, fn: (tx: Tx) => Promise<T>, isolation: Iso
   let result: T
   try {
     // One round trip. Without sequential scans, as under SERIALIZABLE one conflicts with every writer of its table.
-    await sql`set local lock_timeout = ${sql.lit(lockTimeout)}; set local enable_seqscan = off`.execute(
-      tx,
-    )
+    await sql`set local lock_timeout = ${sql.lit(lockTimeout)}; set local enable_seqscan = off;
+      set local idle_in_transaction_session_timeout = ${sql.lit(idleTimeout)}`.execute(tx)
     result = await fn(tx)
   } catch (error) {
     await tx

@@ -4,7 +4,12 @@ import { sql } from 'kysely'
 import type { Db, Tx } from './schema.ts'
 
 /** Exactly one of the two: an FCM registration token or a Firebase installation id. */
-export type Device = { token?: string | undefined; fid?: string | undefined }
+export type Device = {
+  token?: string | undefined
+  fid?: string | undefined
+  /** The registration token that the same phone was known by until now: it gets no pushes any more. */
+  replaces?: string | undefined
+}
 
 export type PutUser = {
   userId: string
@@ -47,11 +52,19 @@ export async function putUser(tx: Tx, user: PutUser): Promise<UserBody> {
 
 async function replaceDevices(tx: Tx, userId: string, devices: readonly Device[]): Promise<void> {
   await tx.deleteFrom('devices').where('user_id', '=', userId).execute()
-  if (devices.length === 0) return
+  const replaced = new Set(
+    devices.map(({ replaces }) => replaces).filter((old) => old !== undefined),
+  )
+  if (replaced.size > 0) {
+    await sql`
+      delete from devices where kind = 'token' and value = any(${[...replaced]})`.execute(tx)
+  }
+  const kept = devices.filter(({ token }) => token === undefined || !replaced.has(token))
+  if (kept.length === 0) return
   await tx
     .insertInto('devices')
     .values(
-      devices.map(({ token, fid }) => ({
+      kept.map(({ token, fid }) => ({
         user_id: userId,
         kind: token === undefined ? ('fid' as const) : ('token' as const),
         value: token ?? fid!,
@@ -71,4 +84,33 @@ export async function readRecipients(on: Db | Tx, ids: readonly string[]): Promi
     .select(['id', 'email', 'locale'])
     .where(sql<boolean>`id = any(${[...ids]})`)
     .execute()
+}
+
+export type KnownDevice = { user_id: string; kind: 'token' | 'fid'; value: string }
+
+/** Where pushes to these users go. */
+export async function readDevices(on: Db | Tx, ids: readonly string[]): Promise<KnownDevice[]> {
+  if (ids.length === 0) return []
+  return await on
+    .selectFrom('devices')
+    .select(['user_id', 'kind', 'value'])
+    .where(sql<boolean>`user_id = any(${[...ids]})`)
+    .orderBy('user_id')
+    .orderBy('kind')
+    .orderBy('value')
+    .execute()
+}
+
+/** FCM knows it no more. The same device of another user is left alone. @returns whether it was there */
+export async function removeDevice(
+  db: Db,
+  { user_id, kind, value }: KnownDevice,
+): Promise<boolean> {
+  const done = await db
+    .deleteFrom('devices')
+    .where('kind', '=', kind)
+    .where('value', '=', value)
+    .where('user_id', '=', user_id)
+    .executeTakeFirst()
+  return done.numDeletedRows > 0n
 }

@@ -1,5 +1,5 @@
 // The waiting room on Postgres alone, for one process: the port of domain/waitingroom.ts on the tables of
-// 0011_waitingroom.sql. Every step locks the row of its match first, so that steps of a match follow one another; joins
+// 0013_waitingroom.sql. Every step locks the row of its match first, so that steps of a match follow one another; joins
 // that come together are written together. The steps that changed something are told within the process and kept there,
 // which is why there can be one process only.
 
@@ -16,9 +16,9 @@ import {
   type Snapshot,
 } from '../domain/waitingroom.ts'
 import { createGroup } from './group.ts'
+import { insertTurns, readUnfreed } from './queueTurns.ts'
 import type { Db, Tx } from './schema.ts'
 import { isConnectionLost, transaction } from './transaction.ts'
-import { insertTurns, readUnfreed } from './turns.ts'
 import { readRoom, type WaitingRoom } from './waitingRooms.ts'
 
 export type PostgresWaitingroomOptions = {

@@ -26,11 +26,18 @@ export type Outgoing = {
   traceparent?: string
 }
 
+/** Not this event, whatever the others do. */
+export type Refused = {
+  is: 'refused'
+  why: string
+  /** What it is about the event where that is known: its size, say, or that the user may not send events of its type. */
+  blames?: 'event' | 'type'
+}
+
 export type Verdict =
   /** It is the broker's now, on its disk as far as the broker's settings say so. */
   | { is: 'taken' }
-  /** Not this event, whatever the others do. */
-  | { is: 'refused'; why: string }
+  | Refused
   /** The connection broke before the answer: it may or may not be there. */
   | { is: 'lost' }
 
@@ -81,5 +88,12 @@ export type Seen = {
  * is relayed to nobody and makes no job: a sold-out sale has a hundred holds for each order.
  */
 export const subscriptions: Readonly<Partial<Record<QueueName, readonly EventType[]>>> = {
-  inbox: ['order.completed', 'ticket.generated'],
+  inbox: [
+    'order.completed',
+    'ticket.generated',
+    'quota.invitation',
+    'queue.turn_granted',
+    'queue.expired',
+    'queue.position_update',
+  ],
 }

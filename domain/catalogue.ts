@@ -66,6 +66,9 @@ const ticket = {
   properties: { ticket_id: uuid, seat: text, code: text },
 } as const
 
+const place = { match_id: id, user_id: id } as const
+const placeRequired = ['match_id', 'user_id'] as const
+
 /** Of `data`. */
 export const dataSchemas = {
   'reservation.held': {
@@ -94,20 +97,37 @@ export const dataSchemas = {
     required: [...orderRequired, 'tickets'],
     properties: { ...order, tickets: { type: 'array', items: ticket } },
   },
+  'quota.invitation': {
+    type: 'object',
+    required: ['quota_id', 'event_id', 'event_name', 'starts_at', 'user_id', 'quantity'],
+    properties: {
+      quota_id: uuid,
+      event_id: uuid,
+      event_name: text,
+      starts_at: time,
+      user_id: id,
+      quantity: count,
+      expires_at: time,
+    },
+  },
   'queue.turn_granted': {
     type: 'object',
-    required: ['match_id', 'user_id', 'expires_at'],
-    properties: { match_id: uuid, user_id: id, expires_at: time },
+    required: [...placeRequired, 'expires_at'],
+    properties: { ...place, expires_at: time, checkout_url: text },
   },
   'queue.expired': {
     type: 'object',
-    required: ['match_id', 'user_id', 'reason'],
-    properties: { match_id: uuid, user_id: id, reason: text },
+    required: [...placeRequired, 'reason'],
+    properties: { ...place, reason: text },
   },
   'queue.position_update': {
     type: 'object',
-    required: ['match_id', 'user_id', 'position', 'estimated_wait_minutes'],
-    properties: { match_id: uuid, user_id: id, position: count, estimated_wait_minutes: count },
+    required: [...placeRequired, 'position', 'estimated_wait_minutes'],
+    properties: {
+      ...place,
+      position: count,
+      estimated_wait_minutes: { type: 'integer', minimum: 0 },
+    },
   },
 } as const satisfies Record<EventType, object>
 
@@ -118,9 +138,11 @@ const purposes: Record<EventType, string> = {
   'reservation.expired': 'A hold was over, and its places are free again.',
   'order.completed': 'An order was placed. Subject: the order.',
   'ticket.generated': 'The tickets of an order are there. Subject: the order.',
-  'queue.turn_granted': 'It is a user’s turn to buy, until expires_at. Subject: the place.',
-  'queue.expired': 'A user’s turn went by unused. Subject: the place.',
-  'queue.position_update': 'A user who is not connected comes near the front of a queue.',
+  'quota.invitation': 'Tickets are set aside for a user, until expires_at. Subject: the quota.',
+  'queue.turn_granted':
+    'A user may buy, until expires_at. Neither the event nor checkout_url has the token that lets him.',
+  'queue.expired': 'The place of a user in a waiting room, or his time to buy, is over.',
+  'queue.position_update': 'Where a user who is not connected stands in a waiting room.',
 }
 
 export const eventTypes = Object.keys(dataSchemas) as EventType[]

@@ -1,13 +1,19 @@
 // What a mail is asked for with: the payload of a job in the queue `email` (SPEC 9), each template with the values it
-// needs. No I/O, no rendering.
+// needs; and addresses that get none. No I/O, no rendering.
 
 import type { Money } from './events.ts'
 
-type OrderValues = {
-  order_id: string
+/** What is sold, and when: every template has it. */
+type EventValues = {
   event_name: string
   /** ISO 8601. */
   starts_at: string
+  /** IANA name of the zone the reader is told the time in, that of the place; left out: UTC. */
+  time_zone?: string
+}
+
+type OrderValues = EventValues & {
+  order_id: string
   section: string
   quantity: number
   seats?: string[]
@@ -17,6 +23,12 @@ type OrderValues = {
 export type EmailTemplates = {
   order_confirmation: OrderValues
   ticket_delivery: OrderValues & { tickets: { ticket_id: string; seat?: string; code: string }[] }
+  quota_invitation: EventValues & {
+    quota_id: string
+    quantity: number
+    /** ISO 8601; left out: until the event. */
+    expires_at?: string
+  }
 }
 
 export type EmailTemplate = keyof EmailTemplates
@@ -30,7 +42,8 @@ export type EmailJob = {
     recipient: string
     /** The values of the template, and the reader's language. */
     payload: EmailTemplates[T] & { locale?: string }
-    created_at: string
+    /** The Date of the mail, in all its attempts; left out: when its job was made. */
+    created_at?: string
     /** Attempts spent before this job was made; the job table counts its own. */
     attempts: number
     max_attempts: 3
@@ -39,10 +52,34 @@ export type EmailJob = {
   }
 }[EmailTemplate]
 
-export const emailTemplates: readonly EmailTemplate[] = ['order_confirmation', 'ticket_delivery']
+export const emailTemplates: readonly EmailTemplate[] = [
+  'order_confirmation',
+  'ticket_delivery',
+  'quota_invitation',
+]
+
+/** Characters of one value, and entries of one list: what is longer is no name and no order. */
+export const emailLimits = { text: 1000, list: 2000 } as const
 
 /** One address as it may stand in a header: no spaces, no line ends, no second one. */
-const address = /^[^\s@<>(),;:"\\[\]]{1,64}@[^\s@<>(),;:"\\[\]]{1,255}$/
+const address = /^[^\s@<>(),;:"\\[\]\p{Cc}]{1,64}@[^\s@<>(),;:"\\[\]\p{Cc}]{1,255}$/u
+
+export const isAddress = (text: string): boolean => address.test(text)
+
+/**
+ * One text for all ways to write an address: composed, in lower case. The part before the @ may tell upper from lower
+ * case (RFC 5321 2.4), and no mailbox in use does.
+ */
+export const normalAddress = (text: string): string => text.trim().normalize('NFC').toLowerCase()
+
+export const suppressionReasons = ['bounce', 'complaint', 'unsubscribe', 'manual'] as const
+
+/** An address that gets no mail, and who said so. */
+export type Suppression = {
+  address: string
+  reason: (typeof suppressionReasons)[number]
+  source: string
+}
 
 /**
  * Checks what a job brought. @throws Error that says what is wrong with it; values are not in the message
@@ -56,25 +93,39 @@ export function decodeEmailJob(data: unknown): EmailJob {
   if (typeof job.job_id !== 'string' || !/^[\w-]{1,64}$/.test(job.job_id)) {
     throw new Error('job_id must be an id of letters, digits, - and _')
   }
-  if (typeof job.recipient !== 'string' || !address.test(job.recipient)) {
+  if (typeof job.recipient !== 'string' || !isAddress(job.recipient)) {
     throw new Error('recipient must be one e-mail address')
   }
+  if (job.created_at !== undefined) time(job, 'created_at', 'created_at')
   const values = record(job.payload, 'payload')
-  for (const name of ['order_id', 'event_name', 'starts_at', 'section']) {
-    if (typeof values[name] !== 'string') throw new Error(`payload.${name} must be a text`)
+  text(values, 'event_name')
+  time(values, 'starts_at')
+  if (values.time_zone !== undefined && !isTimeZone(values.time_zone)) {
+    throw new Error('payload.time_zone must be a time zone such as Europe/Zagreb')
   }
-  if (!Number.isInteger(values.quantity)) throw new Error('payload.quantity must be a number')
-  if (Number.isNaN(Date.parse(values.starts_at as string))) {
-    throw new Error('payload.starts_at must be a time')
+  if (!Number.isSafeInteger(values.quantity)) throw new Error('payload.quantity must be a number')
+  if (job.template === 'quota_invitation') {
+    text(values, 'quota_id')
+    if (values.expires_at !== undefined) time(values, 'expires_at')
+  } else checkOrder(values, job.template === 'ticket_delivery')
+  return data as EmailJob
+}
+
+function checkOrder(values: Record<string, unknown>, hasTickets: boolean): void {
+  for (const name of ['order_id', 'section']) text(values, name)
+  if (values.seats !== undefined) {
+    for (const seat of list(values, 'seats')) text({ seat }, 'seat', 'payload.seats[]')
   }
   const total = record(values.total, 'payload.total')
   if (!Number.isSafeInteger(total.amount_minor) || !/^[A-Z]{3}$/.test(String(total.currency))) {
     throw new Error('payload.total must be {amount_minor, currency}')
   }
-  if (job.template === 'ticket_delivery' && !Array.isArray(values.tickets)) {
-    throw new Error('payload.tickets must be a list')
+  if (!hasTickets) return
+  for (const one of list(values, 'tickets')) {
+    const ticket = record(one, 'payload.tickets[]')
+    text(ticket, 'code', 'payload.tickets[].code')
+    if (ticket.seat !== undefined) text(ticket, 'seat', 'payload.tickets[].seat')
   }
-  return data as EmailJob
 }
 
 function record(value: unknown, name: string): Record<string, unknown> {
@@ -82,4 +133,36 @@ function record(value: unknown, name: string): Record<string, unknown> {
     return value as Record<string, unknown>
   }
   throw new Error(`${name} must be an object`)
+}
+
+function text(values: Record<string, unknown>, name: string, path = `payload.${name}`): void {
+  const value = values[name]
+  if (typeof value !== 'string') throw new Error(`${path} must be a text`)
+  if (value.length > emailLimits.text) {
+    throw new Error(`${path} must have at most ${emailLimits.text} characters`)
+  }
+}
+
+function list(values: Record<string, unknown>, name: string): unknown[] {
+  const value = values[name]
+  if (!Array.isArray(value)) throw new Error(`payload.${name} must be a list`)
+  if (value.length <= emailLimits.list) return value
+  throw new Error(`payload.${name} must have at most ${emailLimits.list} entries`)
+}
+
+function time(values: Record<string, unknown>, name: string, path = `payload.${name}`): void {
+  const value = values[name]
+  if (typeof value !== 'string' || value.length > 64 || Number.isNaN(Date.parse(value))) {
+    throw new Error(`${path} must be a time`)
+  }
+}
+
+/** Known to this Node's ICU. */
+function isTimeZone(value: unknown): boolean {
+  try {
+    new Intl.DateTimeFormat('en', { timeZone: String(value) })
+    return typeof value === 'string'
+  } catch {
+    return false
+  }
 }

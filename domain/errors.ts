@@ -1,5 +1,5 @@
 // The one error a command may answer with, and the closed list of its codes. Anything thrown that is not an
-// AppError is a fault of ours (500). The HTTP status of a code is decided in workers/http/problem.ts alone.
+// AppError is a fault of ours (500). The HTTP status of a code is decided in workers/problem.ts alone.
 
 export const errorCodes = [
   'BAD_REQUEST',
@@ -28,6 +28,7 @@ export const errorCodes = [
   'SEATS_UNAVAILABLE',
   'NOT_HELD',
   'RESERVATION_EXPIRED',
+  'WEBHOOK_REFUSED',
   'RATE_LIMITED',
   'LOCK_TIMEOUT',
   'OVERLOADED',

@@ -28,6 +28,18 @@ export type OrderData = {
   total: Money
 }
 
+export type QuotaData = {
+  quota_id: string
+  event_id: string
+  event_name: string
+  starts_at: string
+  user_id: string
+  quantity: number
+  /** Left out: until the event. */
+  expires_at?: string
+}
+export type QueueData = { match_id: string; user_id: string }
+
 export type EventData = {
   'reservation.held': ReservationData & { expires_at: string }
   'reservation.confirmed': ReservationData & { order_id: string }
@@ -37,16 +49,16 @@ export type EventData = {
   'order.completed': OrderData
   /** All tickets of one order. Subject: the order. */
   'ticket.generated': OrderData & { tickets: TicketData[] }
-  /** Subject: the place, `<match>:<seat>`; so too of the next. */
-  'queue.turn_granted': { match_id: string; user_id: string; expires_at: string }
-  'queue.expired': { match_id: string; user_id: string; reason: string }
+  /** Subject: the quota. */
+  'quota.invitation': QuotaData
+  /**
+   * Subject: the place, `<match>:<seat>`, as for queue.expired. The token that opens the purchase window is not in it: an
+   * event goes to whoever subscribes.
+   */
+  'queue.turn_granted': QueueData & { expires_at: string; checkout_url?: string }
+  'queue.expired': QueueData & { reason: string }
   /** Of somebody near the front who is not connected. Subject: `<match>:<seat>:position`. */
-  'queue.position_update': {
-    match_id: string
-    user_id: string
-    position: number
-    estimated_wait_minutes: number
-  }
+  'queue.position_update': QueueData & { position: number; estimated_wait_minutes: number }
 }
 
 export type EventType = keyof EventData

@@ -3,7 +3,7 @@
 
 import { type JobSchedule, jobSchedules } from './retries.ts'
 
-export type QueueName = 'commands' | 'outbox' | 'inbox' | 'email'
+export type QueueName = 'commands' | 'outbox' | 'inbox' | 'email' | 'push' | 'push:priority'
 
 export type Queue = {
   name: QueueName
@@ -58,6 +58,22 @@ export const queues: readonly Queue[] = [
     retry: 'notification',
     expireInSeconds: 120,
     // What went out is what people ask for; and a mail that is asked for once more finds its job by its id.
+    keepFinished: true,
+  },
+  {
+    name: 'push',
+    purpose: 'push messages, one job a call; the worker makes one job a device of it',
+    retry: 'notification',
+    expireInSeconds: 120,
+    // As with mails: what was sent once under an id is not sent again.
+    keepFinished: true,
+    partition: true,
+  },
+  {
+    name: 'push:priority',
+    purpose: 'push messages that overtake those of the queue push',
+    retry: 'notification',
+    expireInSeconds: 120,
     keepFinished: true,
   },
 ]

@@ -123,13 +123,17 @@ export function answered<T>(reply: Promise<T>, ms = 250): Promise<T> {
   })
 }
 
-/** A server-side script on one key, so that it runs on a Cluster too: sent once a connection, then called by hash. */
+/**
+ * A server-side script on one key, so that it runs on a Cluster too: sent once a connection, then called by hash. Of
+ * several keys, which must lie in one slot, the others are the first arguments.
+ */
 export function script<Args extends readonly (string | number)[], Result>(
   redis: RedisClient,
   name: string,
   lua: string,
+  numberOfKeys = 1,
 ): (key: string, ...args: Args) => Promise<Result> {
-  redis.defineCommand(name, { lua, numberOfKeys: 1 })
+  redis.defineCommand(name, { lua, numberOfKeys })
   const commands = redis as unknown as Record<
     string,
     (key: string, ...args: Args) => Promise<Result>

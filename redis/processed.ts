@@ -4,7 +4,7 @@
 import { processedSeconds, type Seen } from '../domain/broker.ts'
 import { answered, type RedisClient } from './open.ts'
 
-const keyOf = (id: string) => `outbox:processed:${id}`
+const keyOf = (id: string) => `outbox:processed:${id.toLowerCase()}`
 
 /** Fails with RedisUnavailable. Key by key, since on a Cluster they lie on different nodes: ioredis sends them together. */
 export function openProcessed(redis: RedisClient): Seen {

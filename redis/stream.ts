@@ -21,6 +21,8 @@ export type EventStream = {
   ack(group: string, ids: readonly string[]): Promise<void>
   /** Removes the consumer unless it has entries in hand. */
   leave(group: string, consumer: string): Promise<void>
+  /** Removes consumers that were not heard of for `idleMs` and have nothing in hand: they died. */
+  sweep(group: string, idleMs: number): Promise<void>
   /** Trims what all groups have acknowledged; nothing while there is none. */
   trim(): Promise<void>
 }
@@ -75,6 +77,16 @@ export function openStream(redis: RedisClient, key: string): EventStream {
     async leave(group, consumer) {
       const pending = await ask<unknown[]>(redis.xpending(key, group, '-', '+', 1, consumer))
       if (pending.length === 0) await ask(redis.xgroup('DELCONSUMER', key, group, consumer))
+    },
+
+    async sweep(group, idleMs) {
+      const consumers = await ask<(string | number)[][]>(redis.xinfo('CONSUMERS', key, group))
+      for (const raw of consumers) {
+        // Names and values in turn, and a value may be like a name.
+        const field = (name: string) => raw.find((_, i) => i % 2 === 1 && raw[i - 1] === name)
+        if (Number(field('pending')) > 0 || Number(field('idle')) < idleMs) continue
+        await ask(redis.xgroup('DELCONSUMER', key, group, String(field('name'))))
+      }
     },
 
     async trim() {

@@ -27,6 +27,7 @@ const unlimited = {
   RATE_LIMIT_GLOBAL_PER_MINUTE: 0,
   HTTP_REQUEST_TIMEOUT: 30,
   TRUSTED_PROXIES: undefined,
+  MAILGUN_SIGNING_KEY: undefined,
 }
 
 /** No limits unless given; `over` replaces parts. */

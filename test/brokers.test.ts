@@ -11,7 +11,7 @@ import { Redis } from 'ioredis'
 import { sql } from 'kysely'
 import { transaction } from '../db/transaction.ts'
 import { putUser } from '../db/users.ts'
-import type { Publisher } from '../domain/broker.ts'
+import type { Publisher, Verdict } from '../domain/broker.ts'
 import type { CloudEvent } from '../domain/events.ts'
 import { openStream } from '../redis/stream.ts'
 import { createLog } from '../workers/log.ts'
@@ -274,3 +274,69 @@ test('what a dead consumer had in hand is claimed', { skip: withoutRedisServer()
     )
   }),
 )
+
+test(
+  'consumers of a group that died long ago go, those with something in hand stay',
+  {
+    skip: withoutRedisServer(),
+  },
+  () =>
+    withRedis(async (client) => {
+      const stream = openStream(client, 'swept')
+      await stream.ensureGroup('one')
+      await stream.append(['event', 'x'])
+      await stream.read('one', 'busy', 10, 10)
+      await client.xgroup('CREATECONSUMER', 'swept', 'one', 'idle')
+      await stream.sweep('one', 60_000)
+      const count = async () =>
+        ((await client.xinfo('CONSUMERS', 'swept', 'one')) as unknown[]).length
+      assert.equal(await count(), 2)
+      await stream.sweep('one', 0)
+      assert.equal(await count(), 1)
+    }),
+)
+
+test('a frozen Redis is away at once, and nothing spins', {
+  skip: withoutRedisServer(),
+}, async () => {
+  const own = await startRedis()
+  const frozen = `redis://127.0.0.1:${own.port}`
+  const options = { url: frozen, log, sizeMax: 1e6, mayGoUnheard: () => false }
+  const publisher = openRedisStream(options)
+  await until(() => publisher.away() === undefined)
+  own.pause()
+  const event = { id: 'x', type: 'x', subject: 'x', body: Buffer.from('{}') }
+  const verdict = await new Promise<Verdict>((tell) => publisher.publish(event, tell))
+  assert.deepEqual([verdict, publisher.away() === undefined], [{ is: 'lost' }, false])
+  own.resume()
+  await until(() => publisher.away() === undefined)
+  await publisher.close()
+})
+
+test('NATS: a wider stream is used, and what the user may not send is refused by name', {
+  skip: withoutNats(),
+}, async () => {
+  const own = await startNats([
+    'authorization { users = [{ user: u, password: hunter22, permissions: { subscribe: ">",',
+    '  publish: { allow: [">"], deny: ["flotilla.events.order.completed"] } } }] }',
+  ])
+  const connection = await connect({ servers: own.url.slice(7), user: 'u', pass: 'hunter22' })
+  const manager = await jetstreamManager(connection)
+  await manager.streams.add({ name: 'flotilla_events', subjects: ['flotilla.>'] })
+  await connection.close()
+  const url = own.url.replace('//', '//u:hunter22@')
+  const publisher = openNats({ url, log, sizeMax: 1e6, mayGoUnheard: () => false })
+  await until(() => publisher.away() === undefined)
+  const send = (type: string) =>
+    new Promise<Verdict>((tell) =>
+      publisher.publish({ id: randomUUID(), type, subject: 'x', body: Buffer.from('{}') }, tell),
+    )
+  const [refused, taken] = await Promise.all([send('order.completed'), send('reservation.held')])
+  assert.deepEqual(taken, { is: 'taken' })
+  assert.ok(refused?.is === 'refused' && refused.blames === 'type', JSON.stringify(refused))
+  await publisher.close()
+  const wrong = own.url.replace('//', '//u:hunter2@')
+  const denied = openNats({ url: wrong, log, sizeMax: 1e6, mayGoUnheard: () => false })
+  await until(() => /refuses the user name or the password/.test(denied.away() ?? ''))
+  await denied.close()
+})

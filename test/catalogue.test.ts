@@ -25,6 +25,7 @@ const fits: { [T in EventType]: Fits<T> } = {
   'reservation.expired': [true, true],
   'order.completed': [true, true],
   'ticket.generated': [true, true],
+  'quota.invitation': [true, true],
   'queue.turn_granted': [true, true],
   'queue.expired': [true, true],
   'queue.position_update': [true, true],

@@ -6,6 +6,7 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { after, test } from 'node:test'
 import {
+  brokerSettings,
   ConfigError,
   generatedSecret,
   int,
@@ -94,4 +95,32 @@ test('a place that takes no secret is named', () => {
   writeFileSync(file, '')
   const [fault] = faultsOf(() => readConfig(secret, { FLEET_DATA_DIR: file }))
   assert.match(fault!, /^SECRET cannot be made and kept in .*a-file\/secrets\/SECRET: /)
+})
+
+test('a BROKER_URL that no client could use is refused by name, and its password is not told', () => {
+  const read = (url: string) => () => readConfig(brokerSettings, { BROKER_URL: url })
+  const bad: [string, RegExp][] = [
+    ['amqp://user:pa#ss@host:5672', /^BROKER_URL must be a URL: percent-encode/],
+    ['amqp://us:se%cret@127.0.0.1:1', /^BROKER_URL must be a URL: percent-encode/],
+    ['amqp://host:99999', /^BROKER_URL must be a URL/],
+    ['nats://a:4222,b:4222', /^BROKER_URL must name one host/],
+    ['kafka://host', /^BROKER_URL must begin with amqp:/],
+  ]
+  for (const [url, right] of bad) {
+    assert.throws(read(url), ({ faults }: ConfigError) => {
+      assert.match(faults[0] ?? '', right)
+      assert.doesNotMatch(faults[0] ?? '', /pa#ss|se%cret/)
+      return true
+    })
+  }
+  for (const url of [
+    'amqp://guest:guest@127.0.0.1:5672/vhost?heartbeat=5',
+    'amqps://a:b%23c@host',
+    'tls://token@nats.example.org',
+    'rediss://user:se%23cret@host:6380/1',
+    'redis+sentinel://a,b:26379/master',
+    'redis+cluster://a:1,[::1]:2',
+  ]) {
+    assert.doesNotThrow(read(url), url)
+  }
 })

@@ -42,6 +42,14 @@ describe('once, in Postgres', () => {
     assert.deepEqual(await consume('two', []), [])
   })
 
+  test('an id is one message however it is written, and what is no UUID is refused', async () => {
+    const id = randomUUID()
+    assert.deepEqual(await consume('case', [id.toUpperCase(), id]), [id.toUpperCase()])
+    assert.deepEqual(await consume('case', [id]), [])
+    const bare = randomUUID().replaceAll('-', '')
+    await assert.rejects(consume('case', [randomUUID(), bare]), /must be a UUID, not "/)
+  })
+
   test('what was rolled back is not marked', async () => {
     const ids = [randomUUID()]
     await assert.rejects(consume('one', ids, true), /killed/)
@@ -84,6 +92,7 @@ describe('claim and finish, in Redis', { skip: needs('redis') }, () => {
     assert.equal(claims.filter((claim) => claim.is === 'busy').length, 9)
     assert.equal(await dedupe.finish(id, mine[0]?.fence ?? 0), true)
     assert.deepEqual(await dedupe.claim(id), { is: 'done' })
+    assert.deepEqual(await dedupe.claim(id.toUpperCase()), { is: 'done' })
     assert.equal((await openDedupe(redis, 'two').claim(id)).is, 'mine')
     const lifeMs = await redis.pttl(`processed:one:{${id}}`)
     assert.ok(lifeMs > 7 * 86_400_000)

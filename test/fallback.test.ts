@@ -14,8 +14,8 @@ import type { RateLimiter } from '../domain/limits.ts'
 import { openRedisIdempotency } from '../redis/idempotency.ts'
 import { openRedisLimits } from '../redis/limits.ts'
 import { openRedis, RedisUnavailable } from '../redis/open.ts'
+import { createBreakers } from '../workers/breakers.ts'
 import {
-  createBreakers,
   createLocalLimiter,
   fallbackIdempotency,
   fallbackLimiter,

@@ -262,6 +262,22 @@ test('fleet check: exit 1 names what cannot be reached', async () => {
   assert.doesNotMatch(text, /hidden/)
 })
 
+test('fleet check: asks the broker that a file names, whatever its kind', async () => {
+  const file = join(base, 'broker')
+  const said = async (url: string) => {
+    writeFileSync(file, `${url}\n`)
+    const env = { DATABASE_URL: 'postgres://me@127.0.0.1:1/none', BROKER_URL_FILE: file }
+    return (await run('fleet check', environment(join(base, 'check'), env))).text
+  }
+  assert.match(
+    await said('amqp://u:hidden@127.0.0.1:1'),
+    /FAIL {2}broker +127.0.0.1:1 .*ECONNREFUSED/,
+  )
+  const redis = await said('redis+sentinel://:hidden@127.0.0.1:1/master')
+  assert.match(redis, /FAIL {2}broker +127.0.0.1:1 /)
+  assert.doesNotMatch(redis, /hidden/)
+})
+
 for (const { words, says } of [
   { words: 'fleet nope', says: /nope\nknown commands: up, run, migrate/ },
   { words: 'fleet up --only nope', says: /no worker "nope"; known: http, outbox/ },

@@ -863,11 +863,13 @@ describe('the description', () => {
         '/api/v1/commands/{id}',
         '/api/v1/events/',
         '/api/v1/events/{id}',
+        '/api/v1/quotas/',
         '/api/v1/reservations/',
         '/api/v1/reservations/{id}',
         '/api/v1/reservations/{id}/cancel',
         '/api/v1/reservations/{id}/confirm',
         '/api/v1/users/{id}',
+        '/api/v1/webhooks/mailgun/',
       ].map((path) => path.replace(/\/$/, '')),
     )
     const { post } = json.paths['/api/v1/reservations']

@@ -9,7 +9,8 @@ import { type Jobs, openJobs } from '../db/jobs.ts'
 import { transaction } from '../db/transaction.ts'
 import { putUser } from '../db/users.ts'
 import type { EmailJob } from '../domain/emails.ts'
-import type { CloudEvent } from '../domain/events.ts'
+import type { CloudEvent, EventData, EventType } from '../domain/events.ts'
+import { decodePushJob, type PushJob } from '../domain/pushes.ts'
 import { inboxPass } from '../workers/inbox/inbox.ts'
 import { createLog } from '../workers/log.ts'
 import { type TestDatabase, testDatabase } from './database.ts'
@@ -118,6 +119,92 @@ describe('the inbox', () => {
     })
     assert.equal(delivery?.data.template, 'ticket_delivery')
     assert.deepEqual(await states(), [])
+  })
+
+  describe('pushes', () => {
+    const pushes = async () => {
+      const { rows } = await sql<{ name: string; data: PushJob }>`
+        select name, data from pgboss.job where name in ('push', 'push:priority')
+        order by data->>'template'`.execute(fresh.db)
+      return rows
+    }
+    const queueEvent = <T extends EventType>(type: T, data: EventData[T]) => ({
+      ...envelope(),
+      subject: `match-1/${data.user_id}`,
+      type,
+      sequence: '1',
+      data,
+    })
+    before(() =>
+      transaction(fresh.db, async (tx) => {
+        const devices = [{ token: 'phone' }, { fid: 'tablet' }]
+        await putUser(tx, { userId: 'dora', email: 'dora@example.org', locale: 'hr', devices })
+      }),
+    )
+
+    test('go to all devices of a user whose tickets are ready, and to nobody without one', async () => {
+      const tickets = (user_id: string) => {
+        const event = generated()
+        return { ...event, data: { ...event.data, user_id } }
+      }
+      const event = tickets('dora')
+      await send(event, event, tickets('anna'), completed({ ...order, user_id: 'dora' }))
+      await run()
+      const [push, ...others] = await pushes()
+      assert.deepEqual(others, [])
+      assert.equal(push?.name, 'push')
+      assert.deepEqual(decodePushJob(push?.data), push?.data)
+      assert.partialDeepStrictEqual(push?.data, {
+        type: 'push',
+        template: 'ticket_ready',
+        user_id: 'dora',
+        fcm_tokens: [{ fid: 'tablet' }, 'phone'],
+        payload: {
+          title: 'Tvoje ulaznice su stigle',
+          body: 'Opening night: pronađi ih u aplikaciji.',
+          data: { order_id: order.order_id, event_id: order.event_id },
+        },
+        created_at: event.time,
+        request_id: 'request-1',
+      })
+    })
+
+    test('tell of the waiting room, the turn before all others and until it is over', async () => {
+      const place = { match_id: 'match-1', user_id: 'dora' }
+      const expires_at = '2026-12-01T10:20:00.000Z'
+      await send(
+        queueEvent('queue.turn_granted', {
+          ...place,
+          expires_at,
+          checkout_url: 'https://x.example',
+        }),
+        queueEvent('queue.expired', { ...place, reason: 'window_timeout' }),
+        queueEvent('queue.position_update', { ...place, position: 7, estimated_wait_minutes: 3 }),
+        queueEvent('queue.turn_granted', { match_id: 'match-1', user_id: 'nobody', expires_at }),
+      )
+      assert.equal(await run(), 4)
+      const [expired, position, turn, ...others] = await pushes()
+      assert.deepEqual(others, [])
+      assert.deepEqual(
+        [expired, position, turn].map((one) => one?.name),
+        ['push', 'push', 'push:priority'],
+      )
+      assert.partialDeepStrictEqual(turn?.data, {
+        template: 'queue_your_turn',
+        priority: 'high',
+        expires_at,
+        payload: {
+          title: 'Na redu si',
+          body: 'Ulaznice možeš kupiti sada, preostalo minuta: 20.',
+          data: { match_id: 'match-1', expires_at, checkout_url: 'https://x.example' },
+        },
+      })
+      assert.equal(position?.data.expires_at, '2026-12-01T10:05:00.000Z')
+      assert.equal(position?.data.payload.title, 'Tvoje mjesto u redu: 7')
+      // One replaces the other on the phone.
+      assert.equal(new Set([expired, position, turn].map((one) => one?.data.collapse_key)).size, 1)
+      for (const push of [expired, position, turn]) decodePushJob(push?.data)
+    })
   })
 
   test('drops what it has seen, in one batch and in a later one', async () => {

@@ -483,7 +483,7 @@ describe('jobs', () => {
     assert.equal(code, 1)
     assert.match(out, /^FAIL {2}schema +lacks 0001_foundation, .*: run `fleet migrate`$/m)
     assert.match(out, /^FAIL {2}job table is not there: run `fleet migrate`$/m)
-    assert.match(out, /^FAIL {2}broker +BROKER_URL must begin with amqp:/m)
+    assert.match(out, /^FAIL {2}settings +BROKER_URL must begin with amqp:.* \(outbox, inbox\)$/m)
   })
 
   test('as a process: the document alone on stdout, and the exit code', async () => {

@@ -55,4 +55,14 @@ describe('an outbox of another server', () => {
     assert.deepEqual(await relay(), [2, 3, 4])
     assert.deepEqual(await mend(), [])
   })
+
+  test('loses nothing of what was written here before it was mended', async () => {
+    await sql`truncate outbox`.execute(fresh.db)
+    await sql`update outbox_cursors set txid = '2000000000', id = 100`.execute(fresh.db)
+    const subject = randomUUID()
+    for (const sequence of [1, 2, 3]) await write(fresh.db, [completed(subject, sequence)])
+    assert.equal((await mend()).length, 1)
+    await write(fresh.db, [completed(subject, 4)])
+    assert.deepEqual(await relay(), [1, 2, 3, 4])
+  })
 })

@@ -15,6 +15,7 @@ import { queues } from '../domain/queues.ts'
 import { readSeldom } from '../workers/metrics.ts'
 import { newKey, openApi } from './api.ts'
 import { type TestDatabase, testDatabase } from './database.ts'
+import { metricsOf } from './promql.ts'
 import { endWorkers, exited, scrape, startWorker, until, type WorkerProcess } from './worker.ts'
 
 const root = join(import.meta.dirname, '..')
@@ -105,6 +106,8 @@ describe('the queues', () => {
       ['http', 'commands'],
       ['inbox', 'inbox'],
       ['email', 'email'],
+      ['push', 'push'],
+      ['push', 'push:priority'],
     ] as const) {
       const page = pages.get(worker) ?? ''
       const has = (sample: string) => assert.ok(page.includes(`\n${sample} 0\n`), sample)
@@ -140,8 +143,11 @@ describe('the queues', () => {
       ]),
       [
         ['commands', 8, 4, 6, 0],
+        ['outbox', 0, 0, 0, 0],
         ['inbox', 8, 4, 6, 0],
         ['email', 8, 4, 6, 18],
+        ['push', 0, 0, 0, 0],
+        ['push:priority', 0, 0, 0, 0],
       ],
     )
     const jobs = openJobs(own.database)
@@ -205,7 +211,7 @@ describe('docs/metrics.md', () => {
 
   test('names every queue’s counters and no queue is forgotten', () => {
     const told = new Set(
-      [...all().matchAll(/^jobs_completed_total\{queue="(\w+)"\}/gm)].map(([, queue]) => queue),
+      [...all().matchAll(/^jobs_completed_total\{queue="([\w:]+)"\}/gm)].map(([, queue]) => queue),
     )
     assert.deepEqual([...told].sort(), queues.map(({ name }) => name as string).sort())
   })
@@ -230,15 +236,6 @@ describe('the dashboard', () => {
   const exprs = panels.flatMap(({ title, targets = [] }) =>
     targets.map(({ expr }) => ({ title, expr })),
   )
-
-  /** The metrics of a PromQL expression: names that are neither functions nor labels nor words. */
-  function metricsOf(expr: string): string[] {
-    const bare = expr
-      .replace(/"[^"]*"/g, '""')
-      .replace(/\{[^}]*\}|\[[^\]]*\]/g, ' ')
-      .replace(/\b(by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)/g, ' ')
-    return [...bare.matchAll(/(?<![\w:.])[a-zA-Z_:][\w:]*(?![\w:]*\s*\()/g)].map(([name]) => name)
-  }
 
   /** Of a histogram's part the histogram. */
   function metricOf(name: string): string | undefined {

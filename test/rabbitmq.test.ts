@@ -12,6 +12,7 @@ import { transaction } from '../db/transaction.ts'
 import { putUser } from '../db/users.ts'
 import type { CloudEvent } from '../domain/events.ts'
 import { exchange } from '../workers/amqp.ts'
+import { openConsumer } from '../workers/inbox/rabbitmq.ts'
 import { createLog } from '../workers/log.ts'
 import { openPublisher } from '../workers/outbox/rabbitmq.ts'
 import { remoteRelayPass } from '../workers/outbox/relay.ts'
@@ -263,6 +264,97 @@ describe('over RabbitMQ', { skip: withoutRabbit() }, () => {
     assert.equal(await exited(worker), 0, worker.output())
   })
 
+  test('a broker that refuses every event has none buried, and gets them all when it takes them', async () => {
+    const many = subjects(120)
+    await write(
+      fresh.db,
+      many.map((subject) => completed(subject, 1)),
+    )
+    const relay = openRelay()
+    const attempts = async () =>
+      (await asides()).reduce((sum, { attempts }) => sum + attempts, 0) - (await asides()).length
+    await until(async () => {
+      await relay.pass()
+      return (await asides()).length >= 100
+    })
+    // Far more often than any of them may be refused.
+    for (let i = 0; i < 5; i++) {
+      await makeDue()
+      await relay.pass()
+    }
+    assert.ok((await attempts()) <= 10, `${await attempts()} attempts were spent`)
+    assert.deepEqual(await dead('outbox'), [])
+    const taken = await listen()
+    await until(async () => {
+      await makeDue()
+      await relay.pass()
+      return (await asides()).length === 0 && taken.length === 120
+    })
+  })
+
+  test('an event the user may not send waits with its type, and the others flow', async () => {
+    rabbit.control('add_user', 'narrow', 'narrow')
+    rabbit.control('set_permissions', 'narrow', '.*', '.*', '.*')
+    rabbit.control('set_topic_permissions', 'narrow', exchange, '^reservation\\..*', '.*')
+    const taken = await listen()
+    const many = subjects(60)
+    await write(fresh.db, [
+      ...many.slice(0, 30).map((subject) => held(subject)),
+      completed(many[0] ?? '', 2),
+      ...many.slice(30).map((subject) => held(subject)),
+    ])
+    const relay = openRelay({ url: rabbit.url.replace('guest:guest', 'narrow:narrow') })
+    const ids = () => new Set(taken.map(({ event }) => event.id)).size
+    await until(async () => {
+      await relay.pass()
+      return ids() === 60 && (await asides()).length === 1
+    })
+    const [error] = (
+      await sql<{ message: string }>`select message from job_errors`.execute(fresh.db)
+    ).rows
+    assert.match(error?.message ?? '', /ACCESS_REFUSED.*order.completed/)
+    rabbit.control('clear_topic_permissions', 'narrow')
+    await until(async () => {
+      await makeDue()
+      await relay.pass()
+      return ids() === 61
+    })
+    assert.deepEqual(await dead('outbox'), [])
+  })
+
+  test('a queue that rejects what it has no room for refuses, and nothing is given up', async () => {
+    const args = { 'x-max-length': 1, 'x-overflow': 'reject-publish' }
+    const { queue } = await channel.assertQueue('', { exclusive: true, arguments: args })
+    await channel.bindQueue(queue, exchange, 'order.completed')
+    const taken = await listen('reservation.held')
+    await write(
+      fresh.db,
+      subjects(130).map((subject) => completed(subject, 1)),
+    )
+    const relay = openRelay()
+    for (let i = 0; i < 6; i++) {
+      await write(fresh.db, [held(randomUUID())])
+      await relay.pass()
+      await makeDue()
+    }
+    await until(async () => {
+      await relay.pass()
+      return taken.length === 6
+    })
+    const { messages } = await sql<{ message: string }>`select message from job_errors`
+      .execute(fresh.db)
+      .then(({ rows }) => ({ messages: rows.map(({ message }) => message) }))
+    assert.match(messages[0] ?? '', /could not store it \(nack\)/)
+    assert.deepEqual(await dead('outbox'), [])
+    await channel.deleteQueue(queue)
+    const later = await listen('order.completed')
+    await until(async () => {
+      await makeDue()
+      await relay.pass()
+      return (await asides()).length === 0 && later.length >= 128
+    })
+  })
+
   test('a type that may go unheard counts as relayed', async () => {
     const [subject = ''] = subjects(1)
     await write(fresh.db, [held(subject)])
@@ -407,6 +499,26 @@ describe('over RabbitMQ', { skip: withoutRabbit() }, () => {
     assert.equal(await exited(rest), 0, rest.output())
     assert.equal(await relayed(), 250)
     await until(() => taken.length === 250)
+  })
+
+  test('an exchange that is deleted while an inbox listens is bound again', async () => {
+    const queue = `bound-${randomUUID()}`
+    const types = ['order.completed'] as const
+    const consumer = openConsumer({ url: rabbit.url, log, queue, types, prefetch: 10 })
+    const { signal } = new AbortController()
+    try {
+      await until(() => consumer.away() === undefined)
+      await channel.deleteExchange(exchange)
+      // The relay makes it anew, without the bindings.
+      await channel.assertExchange(exchange, 'topic', { durable: true })
+      await until(async () => {
+        channel.publish(exchange, 'order.completed', Buffer.from('{}'))
+        return (await consumer.take(10, 100, signal)).length > 0
+      })
+    } finally {
+      await consumer.close()
+      await channel.deleteQueue(queue)
+    }
   })
 
   const mails = async () => {

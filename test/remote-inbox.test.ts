@@ -3,6 +3,7 @@
 
 import assert from 'node:assert/strict'
 import { randomUUID } from 'node:crypto'
+import { getEventListeners } from 'node:events'
 import { after, before, beforeEach, describe, test } from 'node:test'
 import { sql } from 'kysely'
 import { type Jobs, openJobs } from '../db/jobs.ts'
@@ -11,11 +12,12 @@ import { putUser } from '../db/users.ts'
 import type { Consumer, Delivery, Seen } from '../domain/broker.ts'
 import { openRedis } from '../redis/open.ts'
 import { openProcessed } from '../redis/processed.ts'
+import { createArrivals } from '../workers/arrivals.ts'
 import { createHandler, type Handler } from '../workers/inbox/inbox.ts'
-import { keptOf } from '../workers/inbox/kept.ts'
 import { remoteInboxPass } from '../workers/inbox/remote.ts'
 import { forgiving } from '../workers/inbox/seen.ts'
 import { createLog } from '../workers/log.ts'
+import { keptOf } from '../workers/unread.ts'
 import { needs, type TestDatabase, testDatabase } from './database.ts'
 import { completed, toCloudEvent } from './events.ts'
 import { startRedis, withoutRedisServer } from './servers/redis.ts'
@@ -117,6 +119,50 @@ describe('the inbox over a broker', () => {
     assert.equal(counted.length, 3)
   })
 
+  test('what Postgres cannot store is buried, and the messages behind it are handled', async () => {
+    const good = order()
+    const named = (name: string) => JSON.stringify(order()).replace('"Opening night"', name)
+    const deep = (inner: string) => `{"a":${'['.repeat(20_000)}${']'.repeat(20_000)}${inner}}`
+    const { consumer, acked } = bring([
+      named('"a\\u0000b"'),
+      named('"\\ud800"'),
+      named('"Opening night","\\ud800":1,"x":"y"'),
+      JSON.stringify(order()).replace('"data":{', `"data":{"more":${deep('')},`),
+      '{"a":"\\ud800"}',
+      '{"a\\u0000":1}',
+      deep(''),
+      '{"a":1e400}',
+      good,
+    ])
+    const { pass } = open(consumer)
+    assert.equal(await pass(), 9)
+    assert.equal(acked.length, 9)
+    assert.equal((await jobsIn('email')).length, 1)
+    assert.equal((await jobsIn('inbox.dead')).length, 8)
+  })
+
+  test('an event that can become no job is buried', async () => {
+    const { consumer, acked } = bring([order(), order()])
+    const refusing = { ...jobs, send: () => Promise.reject(new Error('not this one')) }
+    const pass = remoteInboxPass({
+      ...{ db: fresh.db, jobs: refusing, worker, consumer, batchMax: 100 },
+      handle: () => Promise.reject(new Error('bad')),
+    })
+    assert.equal(await pass(signal, Number.POSITIVE_INFINITY), 2)
+    assert.equal(acked.length, 2)
+    assert.equal((await jobsIn('inbox.dead')).length, 2)
+  })
+
+  test('an id in capitals is that id: it has its effect, once', async () => {
+    const event = order()
+    const loud = { ...event, id: event.id.toUpperCase() }
+    const { consumer } = bring([loud, event, loud])
+    const { pass, counted } = open(consumer)
+    assert.equal(await pass(), 3)
+    assert.equal((await jobsIn('email')).length, 1)
+    assert.deepEqual(counted, [{ processed: 1, duplicates: 2, unreachable: 0 }])
+  })
+
   test('Redis tells of duplicates before the database is asked, after the commit only', {
     skip: needs('redis'),
   }, async () => {
@@ -172,4 +218,13 @@ test('of what cannot be read as much is kept as can be', () => {
   const large = keptOf(Buffer.alloc(1_000_000, 'x')) as { bytes: number; base64: string }
   assert.equal(large.bytes, 1_000_000)
   assert.ok(large.base64.length < 400_000)
+})
+
+test('waiting for messages leaves nothing behind', async () => {
+  const arrivals = createArrivals<number>()
+  for (let i = 0; i < 20; i++) {
+    setImmediate(() => arrivals.add(i))
+    assert.deepEqual(await arrivals.take(10, 60_000, signal), [i])
+  }
+  assert.equal(getEventListeners(signal, 'abort').length, 0)
 })

@@ -170,7 +170,7 @@ async function untilSaid(server: ChildProcess, words: string): Promise<void> {
   throw new Error(`redis-server did not start:\n${said}`)
 }
 
-async function freePort(): Promise<number> {
+export async function freePort(): Promise<number> {
   const server = createServer().listen(0, '127.0.0.1')
   await once(server, 'listening')
   const address = server.address()

@@ -84,12 +84,13 @@ test('after the sixth attempt it is LOCK_TIMEOUT, with the cause', async () => {
 
 test('it is SERIALIZABLE and waits 8 s for a lock, and only inside', async () => {
   const inside = await transaction(db, async (tx) => {
-    const { rows } = await sql<{ isolation: string; lock: string }>`
+    const { rows } = await sql<{ isolation: string; lock: string; idle: string }>`
       select current_setting('transaction_isolation') as isolation,
-        current_setting('lock_timeout') as lock`.execute(tx)
+        current_setting('lock_timeout') as lock,
+        current_setting('idle_in_transaction_session_timeout') as idle`.execute(tx)
     return rows[0]
   })
-  assert.deepEqual(inside, { isolation: 'serializable', lock: '8s' })
+  assert.deepEqual(inside, { isolation: 'serializable', lock: '8s', idle: '1min' })
 })
 
 test('a real serialization failure is run again and sees what the other wrote', async () => {

@@ -730,6 +730,15 @@ describe('a worker process', () => {
     assert.ok(worker.lines().some((line) => line.reason === 'the time limit of 1 s'))
   })
 
+  test('stops by itself at --time-limit also while there is no database', async () => {
+    const worker = startWorker('expiry', 'postgres://nobody@127.0.0.1:1/none', ['--time-limit=1'])
+    assert.equal(await exited(worker), 0)
+    assert.match(
+      worker.output(),
+      /cannot be reached: tries again.*"reason":"the time limit of 1 s"/s,
+    )
+  })
+
   test('exits with 78 on a schema newer than its code', async () => {
     const newer = await testDatabase()
     await sql`insert into schema_migrations (name, timestamp) values ('9999_future', 'now')`.execute(

@@ -49,10 +49,17 @@ function startProgram(
   args: string[],
   env: Record<string, string>,
 ): WorkerProcess {
-  const child = spawn(process.execPath, [main, ...args], {
-    env: { PATH: process.env.PATH, DATABASE_URL: url, METRICS_PORT: '0', ...env },
-    stdio: ['ignore', 'pipe', 'pipe'],
-  })
+  const all = { PATH: process.env.PATH ?? '', DATABASE_URL: url, METRICS_PORT: '0', ...env }
+  return startCommand(process.execPath, [main, ...args], all)
+}
+
+/** Any program that becomes a worker, or speaks like one. Its environment is what is given and nothing else. */
+export function startCommand(
+  program: string,
+  args: readonly string[],
+  env: Record<string, string>,
+): WorkerProcess {
+  const child = spawn(program, args, { env, stdio: ['ignore', 'pipe', 'pipe'] })
   running.add(child)
   let output = ''
   for (const stream of [child.stdout, child.stderr]) {

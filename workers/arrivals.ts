@@ -28,8 +28,11 @@ export function createArrivals<T>(): Arrivals<T> {
       if (waiting.length === 0 && !signal.aborted) {
         come = Promise.withResolvers()
         const timer = setTimeout(come.resolve, waitMs)
-        signal.addEventListener('abort', () => come.resolve(), { once: true })
-        await come.promise
+        const { promise, resolve } = come
+        const onAbort = (): void => resolve()
+        signal.addEventListener('abort', onAbort, { once: true })
+        await promise
+        signal.removeEventListener('abort', onAbort)
         clearTimeout(timer)
       }
       if (signal.aborted) return []

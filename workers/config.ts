@@ -5,6 +5,7 @@
 import { randomBytes } from 'node:crypto'
 import { linkSync, mkdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { dirname, join } from 'node:path'
+import { parseBrokerUrl } from '../domain/brokerUrl.ts'
 import { traceSettings } from './traceSettings.ts'
 
 export type Environment = Record<string, string | undefined>
@@ -127,7 +128,7 @@ export const commonSettings = {
     parse: postgresUrl,
   } satisfies Setting<string> as Setting<string>,
   DATABASE_DIRECT_URL: text({
-    doc: 'Postgres past a pooler such as PgBouncer, to be woken by new jobs; unset: DATABASE_URL',
+    doc: 'Postgres past a pooler such as PgBouncer, for wake-ups and migrations; unset: DATABASE_URL',
     secret: true,
     parse: postgresUrl,
   }),
@@ -151,17 +152,15 @@ export const commonSettings = {
   ...traceSettings,
 } as const
 
-const brokerForm =
-  /^(amqps?:\/\/[^/@]|(nats|tls):\/\/[^/@]|rediss?(\+(cluster|sentinel))?:\/\/[^/])/
-const brokerSchemes = 'amqp://, amqps://, nats://, tls://, redis:// or rediss://'
-
 /** What the workers on either side of the broker read. */
 export const brokerSettings = {
   BROKER_URL: text({
     doc: 'broker of the domain events: RabbitMQ, NATS JetStream or Redis; unset: the database',
     secret: true,
-    parse: (value) =>
-      brokerForm.test(value) ? value : fail(`must be a URL that begins with ${brokerSchemes}`),
+    parse: (value) => {
+      parseBrokerUrl(value)
+      return value
+    },
   }),
 } as const
 

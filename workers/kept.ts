@@ -38,6 +38,7 @@ export function keepOpen({ what, log, explain, live, onChange }: KeepOptions): K
   const closing = new AbortController()
   let away: string | undefined = `${what}: not connected yet`
   let told = ''
+  let lasting: NodeJS.Timeout | undefined
 
   function setAway(why: string | undefined): void {
     if (away === why) return
@@ -48,9 +49,13 @@ export function keepOpen({ what, log, explain, live, onChange }: KeepOptions): K
   const link: Link = {
     ended: closing.signal,
     up() {
-      if (told !== '') log.info(`${what} can be reached again`)
-      told = ''
       setAway(undefined)
+      // One that is full or out of memory can be reached, and breaks at the first event: it is told of when it lasts.
+      clearTimeout(lasting)
+      lasting = setTimeout(() => {
+        if (told !== '') log.info(`${what} can be reached again`)
+        told = ''
+      }, retryMs.most).unref()
     },
     limit(why) {
       if (why === undefined) log.info(`${what} takes events again`)
@@ -66,10 +71,13 @@ export function keepOpen({ what, log, explain, live, onChange }: KeepOptions): K
         const error = await live(link)
         const why = `${what}: ${oneLine(error.message)}`
         setAway(why)
+        clearTimeout(lasting)
         if (closing.signal.aborted) return
-        log.warn(`${why}: the connection broke`)
+        if (told !== why) log.warn(`${why}: the connection broke`)
+        told = why
         failures = performance.now() - begun > retryMs.most ? 0 : failures + 1
       } catch (error) {
+        clearTimeout(lasting)
         failures++
         const why = `${what}: ${oneLine(explain(error as Error))}`
         setAway(why)
@@ -86,6 +94,7 @@ export function keepOpen({ what, log, explain, live, onChange }: KeepOptions): K
   return {
     away: () => away,
     async close() {
+      clearTimeout(lasting)
       closing.abort(new Error('the worker stops'))
       await Promise.race([kept, sleep(closeMs, undefined, { ref: false })])
     },

@@ -83,7 +83,7 @@ async function ensureStream(manager: JetStreamManager): Promise<void> {
   const subjects = [subjectOf('>')]
   try {
     const { config } = await manager.streams.info(stream)
-    if (config.subjects?.includes(subjects[0] as string)) return
+    if (config.subjects?.some(covers)) return
     throw new Error(`the stream ${stream} is there, without the subjects ${subjects}`)
   } catch (error) {
     if (!/stream not found/i.test((error as Error).message)) throw error
@@ -96,6 +96,15 @@ async function ensureStream(manager: JetStreamManager): Promise<void> {
     duplicate_window: duplicateMs * 1e6,
   })
 }
+
+/** `flotilla.>` has all of `flotilla.events.>`, and so has `*.events.>`. */
+function covers(pattern: string): boolean {
+  const words = pattern.split('.')
+  if (words.pop() !== '>' || words.length > ours.length) return false
+  return words.every((word, i) => word === '*' || word === ours[i])
+}
+
+const ours = subjectOf('').split('.').slice(0, -1)
 
 function explain(error: Error): string {
   const said = error.message

@@ -3,9 +3,10 @@
 // gives back what was not begun and waits for the rest. A job that was in hand when its worker died runs alone.
 
 import type { Job, Jobs, Lost } from '../db/jobs.ts'
-import { countTokens, type Rate, takeTokens } from '../db/rates.ts'
+import { openRates } from '../db/rates.ts'
 import type { Db } from '../db/schema.ts'
 import { heartbeatSeconds, type QueueName, queueOf } from '../domain/queues.ts'
+import type { Rate, Rates } from '../domain/rates.ts'
 import { untilSaid } from './acks.ts'
 import { count } from './doing.ts'
 import { Held } from './held.ts'
@@ -21,6 +22,10 @@ export type Runtime = {
   worker: Pick<Worker, 'log' | 'failed' | 'dying'>
   /** Jobs begun a second over all workers. Left out: what the queue says, or no limit. */
   rate?: Rate | undefined
+  /** Where it is counted. Left out: in Postgres. */
+  rates?: Rates | undefined
+  /** Jobs in hand at most, now; 0 claims none until it is more. Left out: as many as keep the lanes busy. */
+  room?: (() => number) | undefined
 }
 
 export type PipelineOptions = Runtime & {
@@ -49,6 +54,8 @@ export function createPipeline(options: PipelineOptions): Pass {
   const { jobs, db, queue, batchMax, worker, lanes, takeMax } = options
   const expireMs = (queueOf(queue)?.expireInSeconds ?? 60) * 1000 - marginMs
   const rate = options.rate ?? rateOf(queue)
+  const rates = options.rates ?? openRates(db)
+  const room = options.room ?? (() => Number.POSITIVE_INFINITY)
   const buffer: Held[] = []
   const inHand = new Set<Job>()
   const running = new Set<Held>()
@@ -170,7 +177,8 @@ export function createPipeline(options: PipelineOptions): Pass {
     const ahead = Math.max(takeMax * lanes, 1.5 * pace * claimMs)
     if (buffer.length + asked >= Math.min(ahead, claimsAtOnce * batchMax)) return
     if (stopping || alone || claiming >= claimsAtOnce || now < dryUntil || now < tokensAt) return
-    const want = Math.min(batchMax, roomMax - settled - inHand.size - asked)
+    const taken = inHand.size + asked
+    const want = Math.min(batchMax, roomMax - settled - taken, Math.floor(room()) - taken)
     if (want > 0) void claim(want)
   }
 
@@ -199,14 +207,14 @@ export function createPipeline(options: PipelineOptions): Pass {
 
   /** Asked before claiming: jobs that may not begin yet are not taken from the queue and put back. */
   async function permit(rate: Rate, want: number): Promise<number> {
-    const { granted, waitMs } = await countTokens(db, rate)
+    const { granted, waitMs } = await rates.count(rate)
     if (granted === 0) tokensAt = performance.now() + waitMs
     return Math.min(want, granted)
   }
 
   async function pay(rate: Rate, want: number): Promise<number> {
     if (want === 0) return 0
-    const { granted, waitMs } = await takeTokens(db, rate, want)
+    const { granted, waitMs } = await rates.take(rate, want)
     if (granted < want) tokensAt = performance.now() + waitMs
     return granted
   }
@@ -260,7 +268,7 @@ export function createPipeline(options: PipelineOptions): Pass {
 
   /** Claims nothing until nothing is in hand, then one after the other, until there is none. */
   async function runSuspects(): Promise<void> {
-    if (!alone || inHand.size > 0 || claiming > 0) return
+    if (!alone || inHand.size > 0 || claiming > 0 || room() < 1) return
     const claimedAt = performance.now()
     if (rate && (await pay(rate, 1)) === 0) return
     const suspect = await jobs.fetchSuspect(queue)
@@ -275,6 +283,7 @@ export function createPipeline(options: PipelineOptions): Pass {
     if (!idle && now < until) return undefined
     if (settled > 0) return told()
     if (!idle) return { waitMs: 0 }
+    if (room() < 1) return { waitMs: lookAgainMs }
     return now < tokensAt ? { waitMs: Math.ceil(tokensAt - now) } : 0
   }
 

@@ -33,6 +33,7 @@ export const problems: Record<ErrorCode, { status: number; title: string }> = {
   SEATS_UNAVAILABLE: { status: 409, title: 'Seats are not available' },
   NOT_HELD: { status: 409, title: 'The reservation is not held' },
   RESERVATION_EXPIRED: { status: 410, title: 'The reservation has expired' },
+  WEBHOOK_REFUSED: { status: 406, title: 'The webhook is not believed' },
   RATE_LIMITED: { status: 429, title: 'Too many requests' },
   LOCK_TIMEOUT: { status: 503, title: 'Busy, try again' },
   OVERLOADED: { status: 503, title: 'Busy, try again' },

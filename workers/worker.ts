@@ -11,6 +11,7 @@ import { createBeat, listenForJobs } from './beat.ts'
 import { ConfigError, type commonSettings, type Environment, type Values } from './config.ts'
 import { createDatabaseMetrics } from './databaseMetrics.ts'
 import {
+  type Budget,
   createBudget,
   describeLimits,
   isBounded,
@@ -127,7 +128,7 @@ async function live<C extends CommonConfig>(
   log.info({ node: process.version, ...(at && { metrics: at }) }, describeLimits(limits))
 
   const tracing = await openTracing(config, name, log)
-  if (!(await untilMigrated(database, log, stopper.stopping))) return exitCodes.config
+  if (!(await untilMigrated(database, log, budget, stopper))) return exitCodes.config
   const worker: Worker<C> = {
     name,
     config,
@@ -180,6 +181,8 @@ const aborted = (signal: AbortSignal) =>
     else signal.addEventListener('abort', () => resolve(), { once: true })
   })
 
+type Stopper = ReturnType<typeof createStopper>
+
 function createStopper(graceSeconds: number, log: Log) {
   const stopping = new AbortController()
   const dying = new AbortController()
@@ -220,8 +223,13 @@ function createStopper(graceSeconds: number, log: Log) {
   return { stop, stopping: stopping.signal, dying: dying.signal }
 }
 
-/** Waits as long as it takes. @returns false when the schema belongs to newer code */
-async function untilMigrated({ db }: Database, log: Log, signal: AbortSignal): Promise<boolean> {
+/** Waits as long as it takes, or as the limits let it. @returns false when the schema belongs to newer code */
+async function untilMigrated(
+  { db }: Database,
+  log: Log,
+  budget: Budget,
+  { stop, stopping: signal }: Stopper,
+): Promise<boolean> {
   let told = ''
   const tellOnce = (what: string, fields: object) => {
     if (told !== what) log.warn(fields, what)
@@ -240,7 +248,9 @@ async function untilMigrated({ db }: Database, log: Log, signal: AbortSignal): P
     } catch (error) {
       tellOnce('the database cannot be reached: tries again', { err: error })
     }
-    await sleep(waitMs, undefined, { signal }).catch(() => {})
+    await sleep(Math.min(waitMs, budget.timeLeftMs), undefined, { signal }).catch(() => {})
+    const reached = budget.reached()
+    if (reached !== undefined) stop(reached)
   }
   return true
 }

@@ -2,6 +2,7 @@
 // be dead there.
 
 import { decodeEmailJob } from '../../domain/emails.ts'
+import { decodePushJob } from '../../domain/pushes.ts'
 import type { QueueName } from '../../domain/queues.ts'
 import { decodeEvent } from '../../workers/inbox/events.ts'
 
@@ -11,6 +12,8 @@ const decoders: Readonly<Partial<Record<QueueName, Decode>>> = {
   commands: decodeCommand,
   inbox: decodeEvent,
   email: decodeEmailJob,
+  push: decodePushJob,
+  'push:priority': decodePushJob,
 }
 
 /** @throws Error that says what is wrong with it; values are not in the message */

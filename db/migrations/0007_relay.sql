@@ -21,15 +21,17 @@ create table outbox_aside (
   txid xid8 not null,
   id bigint not null,
   event jsonb not null,
+  type text not null generated always as (event->>'type') stored,
   attempts integer not null default 0,
   next_at timestamptz,
   primary key (slot, subject, txid, id)
 );
-create index outbox_aside_next on outbox_aside (slot, next_at) where next_at is not null;
+create index outbox_aside_next on outbox_aside (type, slot, next_at) where next_at is not null;
 
 -- The next events of slots after their positions, below the oldest transaction still writing, by the primary key and in
--- its order: the planner settings keep the plan where statistics are those of an empty table (db/outbox.ts, readByKey).
-create function read_outbox(slots integer[], txids xid8[], ids bigint[], slot_max integer)
+-- its order, the first of each and more up to bytes_max of data: the planner settings keep the plan where statistics are those of an empty table (db/outbox.ts, readByKey).
+create function read_outbox(slots integer[], txids xid8[], ids bigint[], slot_max integer,
+  bytes_max integer)
 returns setof outbox
 language plpgsql stable
 set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set enable_hashjoin = off
@@ -37,12 +39,17 @@ set enable_mergejoin = off set plan_cache_mode = force_generic_plan
 as $$
 begin
   return query
-    select e.* from unnest(slots, txids, ids) as t (slot, txid, id) cross join lateral (
-      select o.* from outbox o
-      where o.slot = t.slot and (o.txid, o.id) > (t.txid, t.id)
-        and o.txid < pg_snapshot_xmin(pg_current_snapshot())
-      order by o.txid, o.id limit slot_max
-    ) e;
+    select (e.o).* from unnest(slots, txids, ids) as t (slot, txid, id) cross join lateral (
+      select r.o, sum(octet_length((r.o).data::text)) over (order by r.txid, r.id
+        rows between unbounded preceding and 1 preceding) as before
+      from (
+        select o, o.txid, o.id from outbox o
+        where o.slot = t.slot and (o.txid, o.id) > (t.txid, t.id)
+          and o.txid < pg_snapshot_xmin(pg_current_snapshot())
+        order by o.txid, o.id limit slot_max
+      ) r
+    ) e
+    where e.before is null or e.before < bytes_max;
 end $$;
 
 -- Whether there is anything after the positions, also what cannot be read yet.

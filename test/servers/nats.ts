@@ -48,13 +48,14 @@ export async function startNats(config: string[] = []): Promise<NatsServer> {
       child = spawn('nats-server', ['-c', file], { stdio: ['ignore', 'ignore', 'pipe'] })
       guard.watch({ pid: child.pid, signal: 'SIGTERM' })
       let said = ''
-      for await (const chunk of child.stderr ?? []) {
+      const ready = Promise.withResolvers<void>()
+      // Read to its end: a server whose log nobody takes dies at its next line.
+      child.stderr?.on('data', (chunk) => {
         said += chunk
-        if (!said.includes('Server is ready')) continue
-        child.stderr?.on('error', () => {}).resume()
-        return
-      }
-      throw new Error(`nats-server did not start:\n${said}`)
+        if (said.includes('Server is ready')) ready.resolve()
+      })
+      child.once('exit', () => ready.reject(new Error(`nats-server did not start:\n${said}`)))
+      await ready.promise
     },
   }
   process.once('exit', () => child?.kill('SIGKILL'))

@@ -22,15 +22,17 @@ export type Faults = {
   run(signal: AbortSignal): Promise<void>
   /** How often each struck. */
   counts: ReadonlyMap<string, number>
+  /** What every torture does and this one has not yet. */
+  missing(): string[]
 }
 
 /** What every torture does, however short. */
-export const essentials: readonly string[] = [
+const essentials: readonly string[] = [
   ...workers.map(({ name }) => `kill -9 ${name}`),
   'Postgres crashed',
 ]
 
-export const rabbitCrashed = 'RabbitMQ crashed'
+const rabbitCrashed = 'RabbitMQ crashed'
 
 /** Says in a few words what it did; undefined: there was nobody to hit just now. */
 type Fault = { name: string; strike(): Promise<string | undefined> }
@@ -62,7 +64,8 @@ export function createFaults(victims: Victims, dice: Dice, told: (line: string) 
     await Promise.all(frozen.values())
   }
 
-  return { run, counts }
+  const essential = victims.rabbit ? [...essentials, rabbitCrashed] : essentials
+  return { run, counts, missing: () => essential.filter((name) => !counts.has(name)) }
 }
 
 function deal(deck: readonly Fault[], dice: Dice): Fault[] {

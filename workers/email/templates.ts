@@ -1,55 +1,92 @@
-// Turns a mail job into subject, HTML and text. Templates are templates/<name>.<locale>.{html,txt}.hbs; the first line
-// of the text one is the subject. A locale without its own falls back to its language, and that to English. Values are
-// escaped in HTML; money and times are written the way the reader's locale has them.
+// Turns a mail job into subject, HTML and text. What a mail is made of stands in templates/<name>.{html,txt}.hbs, its words
+// in words/<language>.json; a locale without its own falls back to its language, and that to English. Values are escaped
+// in HTML and make no line of their own anywhere; names from right to left stay apart from the words around them.
 
 import { readdirSync, readFileSync } from 'node:fs'
 import { join } from 'node:path'
-import type { EmailJob, EmailTemplate } from '../../domain/emails.ts'
-import type { Money } from '../../domain/events.ts'
+import type { EmailJob, EmailTemplate, EmailTemplates } from '../../domain/emails.ts'
+import { formatList, formatMoney, formatNumber, formatTime, widthOf } from './format.ts'
+import { isolated, oneLine, type Phrase, say, type Values, type Words } from './words.ts'
 
 export type Rendered = { subject: string; html: string; text: string; language: string }
 
-const folder = join(import.meta.dirname, 'templates')
+const folder = import.meta.dirname
 const fallback = 'en'
 const strict = { strict: true, knownHelpersOnly: true } as const
+
+/** Those we write. */
+export const languages = readdirSync(join(folder, 'words')).map((file) => file.split('.')[0] ?? '')
 
 type Render = (view: object) => string
 
 export async function createRenderer(): Promise<(job: EmailJob) => Rendered> {
   const { default: Handlebars } = await import('handlebars')
   const handlebars = Handlebars.create()
-  const source = (file: string) => readFileSync(join(folder, `${file}.hbs`), 'utf8')
-  handlebars.registerPartial('layout', source('layout.html'))
-  const files = new Set(readdirSync(folder))
-  const compiled = new Map<string, { html: Render; text: Render }>()
+  const source = (file: string) => readFileSync(join(folder, 'templates', `${file}.hbs`), 'utf8')
+  for (const partial of ['layout', 'rows']) {
+    handlebars.registerPartial(partial, source(`${partial}.html`))
+  }
+  const compiled = new Map<EmailTemplate, { html: Render; text: Render }>()
+  const written = new Map<string, Words>()
 
-  function load(template: EmailTemplate, language: string) {
-    const name = `${template}.${language}`
-    const found = compiled.get(name) ?? {
-      html: handlebars.compile(source(`${name}.html`), strict),
-      text: handlebars.compile(source(`${name}.txt`), { ...strict, noEscape: true }),
+  function load(template: EmailTemplate) {
+    const found = compiled.get(template) ?? {
+      html: handlebars.compile(source(`${template}.html`), strict),
+      text: handlebars.compile(source(`${template}.txt`), { ...strict, noEscape: true }),
     }
-    compiled.set(name, found)
+    compiled.set(template, found)
     return found
   }
 
+  function wordsOf(language: string): Words {
+    const file = join(folder, 'words', `${language}.json`)
+    const found = written.get(language) ?? (JSON.parse(readFileSync(file, 'utf8')) as Words)
+    written.set(language, found)
+    return found
+  }
+
+  const asHtml = (value: string) => `<bdi>${handlebars.escapeExpression(value)}</bdi>`
+
   return (job) => {
-    const locale = canonical(job.payload.locale)
-    const language = languages(locale).find((tag) =>
-      files.has(`${job.template}.${tag}.txt.hbs`),
-    ) as string
-    // Dates of a language we do not write would be a riddle among English words.
-    const view = toView(job, language === fallback && !locale.startsWith('en') ? 'en' : locale)
-    const { html, text } = load(job.template, language)
-    const [head = '', ...body] = text(view).split('\n')
-    const subject = head.replace(/^Subject: /, '')
+    const { locale, language } = languageOf(job.payload.locale)
+    const words = wordsOf(language)
+    const view = toView(job, words, locale)
+    const { values, count } = view
+    const phrases = Object.entries(words[job.template] as Record<string, Phrase>)
+    const common = Object.entries({ order: words.order, invitation: words.invitation })
+    const said = (form: (value: string) => string) =>
+      [...phrases, ...common].map(
+        ([name, phrase]) => [name, say(phrase, values, { count, language, form })] as const,
+      )
+    const html = said(asHtml).map(([name, text]) => [name, new handlebars.SafeString(text)])
+    const text = Object.fromEntries(said(isolated)) as Record<string, string>
+    // Of one line, and in clients that show each line in its own direction.
+    const subject = Object.fromEntries(said((value) => value)).subject as string
+    const render = load(job.template)
     return {
       subject,
       language,
-      html: html({ ...view, subject, language }),
-      text: body.join('\n').trim().concat('\n'),
+      html: render.html({ ...view, subject, language, words: Object.fromEntries(html) }),
+      text: render
+        .text({
+          ...view,
+          ...isolatedLists(view),
+          event_name: isolated(view.event_name),
+          words: text,
+        })
+        .trim()
+        .concat('\n'),
     }
   }
+}
+
+/** `pt-BR` is looked for as itself, as `pt`, and as English. */
+function languageOf(asked: string | undefined): { locale: string; language: string } {
+  const locale = canonical(asked)
+  const tags = [locale, locale.split('-')[0] ?? '', fallback]
+  const language = tags.find((tag) => languages.includes(tag)) as string
+  // Dates of a language we do not write would be a riddle among English words.
+  return { language, locale: locale.split('-')[0] === language ? locale : language }
 }
 
 function canonical(locale: string | undefined): string {
@@ -60,62 +97,90 @@ function canonical(locale: string | undefined): string {
   }
 }
 
-/** `pt-BR` is looked for as itself, as `pt`, and as English. */
-const languages = (locale: string): string[] => [locale, locale.split('-')[0] ?? '', fallback]
+type Row = { label: string; padded: string; value: string; strong: boolean }
+type View = {
+  event_name: string
+  when: string
+  rows: Row[]
+  tickets: { place: string; code: string }[]
+  /** What phrases are filled with, and what decides their plural. */
+  values: Values
+  count: number
+}
 
 /** Every field a template names is there: a missing one is an error (strict), not a gap in a mail. */
-function toView({ payload, template }: EmailJob, locale: string): object {
-  const { order_id, event_name, starts_at, section, quantity, seats, total } = payload
-  const tickets = 'tickets' in payload && template === 'ticket_delivery' ? payload.tickets : []
+function toView({ payload, template }: EmailJob, words: Words, locale: string): View {
+  const { starts_at, time_zone, quantity } = payload
+  const event_name = oneLine(payload.event_name)
+  const when = formatTime(starts_at, locale, time_zone)
+  const amount = formatNumber(quantity, locale)
+  const view = {
+    event_name,
+    when,
+    tickets: [],
+    values: { event_name, count: amount },
+    count: quantity,
+  }
+  if (template === 'quota_invitation') {
+    const { quota_id, expires_at } = payload as EmailTemplates['quota_invitation']
+    const rows = [
+      [words.event, event_name],
+      [words.when, when],
+      [words.tickets, amount],
+      [words.until, expires_at === undefined ? '' : formatTime(expires_at, locale, time_zone)],
+    ] as const
+    const values = { ...view.values, quota_id: oneLine(quota_id) }
+    return { ...view, values, rows: toRows(rows) }
+  }
+  const { order_id, section, seats, total } = payload as EmailTemplates['order_confirmation']
+  const { tickets = [] } = payload as Partial<EmailTemplates['ticket_delivery']>
+  const rows = [
+    [words.event, event_name],
+    [words.when, when],
+    [words.section, oneLine(section)],
+    [words.seats, seats?.length ? formatList(seats.map(oneLine), locale) : ''],
+    [words.tickets, amount],
+    [words.total, formatMoney(total, locale)],
+  ] as const
+  const delivered = template === 'ticket_delivery'
   return {
-    order_id: oneLine(order_id),
-    event_name: oneLine(event_name),
-    section: oneLine(section),
-    quantity: new Intl.NumberFormat(locale).format(quantity),
-    seats: seats?.length ? new Intl.ListFormat(locale).format(seats.map(oneLine)) : '',
-    when: formatTime(starts_at, locale),
-    total: formatMoney(total, locale),
-    several: tickets.length > 1,
+    ...view,
+    values: { ...view.values, order_id: oneLine(order_id) },
+    count: delivered ? tickets.length : quantity,
+    rows: toRows(rows, words.total),
     tickets: tickets.map(({ seat, code }) => ({
-      place: oneLine(placeOf(section, seat)),
+      place: placeOf(words, oneLine(section), seat && oneLine(seat)),
       code: oneLine(code),
     })),
   }
 }
 
+/** Rows without a value are left out; labels of the text are padded to one width. */
+function toRows(pairs: readonly (readonly [string, string])[], strong?: string): Row[] {
+  const there = pairs.filter(([, value]) => value !== '')
+  const width = Math.max(...there.map(([label]) => widthOf(label))) + 3
+  return there.map(([label, value]) => ({
+    label,
+    value,
+    padded: `${label}:${' '.repeat(width - widthOf(label) - 1)}`,
+    strong: label === strong,
+  }))
+}
+
+/** In a text there is no markup to keep two directions apart. */
+const isolatedLists = ({ rows, tickets }: View) => ({
+  rows: rows.map((row) => ({ ...row, value: isolated(row.value) })),
+  tickets: tickets.map(({ place, code }) => ({ place: isolated(place), code })),
+})
+
 /** `Stalls-10-24` of the section Stalls for a reader; a standing place is its section. */
-function placeOf(section: string, label: string | undefined): string {
+function placeOf(words: Words, section: string, label: string | undefined): string {
   if (!label) return section
   const [row, seat] = label.startsWith(`${section}-`)
     ? label.slice(section.length + 1).split('-')
     : []
-  return row && seat ? `${section}, row ${row}, seat ${seat}` : `${section}, seat ${label}`
+  const plain = { count: 1, language: fallback, form: (value: string) => value }
+  return row && seat
+    ? say(words.place, { section, row, seat }, plain)
+    : say(words.seat, { section, seat: label }, plain)
 }
-
-/** A subject and the lines of a text mail are made of these: no value makes a line of its own. */
-const oneLine = (value: string): string => value.replace(/[\p{Cc}\p{Zl}\p{Zp}]+/gu, ' ').trim()
-
-/** Minor units as ISO 4217 counts them: cents of euros, none of yen, thousandths of dinars. */
-export function formatMoney({ amount_minor, currency }: Money, locale: string): string {
-  const format = new Intl.NumberFormat(locale, { style: 'currency', currency })
-  const digits = format.resolvedOptions().maximumFractionDigits ?? 2
-  // As a text: no rounding of large amounts on the way.
-  const sign = amount_minor < 0 ? '-' : ''
-  const padded = String(Math.abs(amount_minor)).padStart(digits + 1, '0')
-  const whole = padded.slice(0, padded.length - digits)
-  const decimal = digits > 0 ? `${whole}.${padded.slice(-digits)}` : whole
-  return format.format(`${sign}${decimal}` as Intl.StringNumericLiteral)
-}
-
-/** The place of an event has no time zone here: the time is told in UTC, and says so. */
-export const formatTime = (iso: string, locale: string): string =>
-  new Intl.DateTimeFormat(locale, {
-    weekday: 'long',
-    day: 'numeric',
-    month: 'long',
-    year: 'numeric',
-    hour: 'numeric',
-    minute: '2-digit',
-    timeZone: 'UTC',
-    timeZoneName: 'short',
-  }).format(new Date(iso))

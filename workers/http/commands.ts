@@ -6,11 +6,13 @@ import { analyzeSeats, createEvent, type NewEvent } from '../../db/events.ts'
 import { createGroup, createLanes } from '../../db/group.ts'
 import { type Held, type Hold, holdPlaces } from '../../db/holds.ts'
 import { confirmReservations, type Order } from '../../db/orders.ts'
+import { createQuota, type NewQuota } from '../../db/quotas.ts'
 import { type Receipt, ReceiptTaken, readReceipt, saveReceipts } from '../../db/receipts.ts'
 import { type Reservation, type ReservationBody, toBody } from '../../db/reservations.ts'
 import type { Db, Tx } from '../../db/schema.ts'
 import { type Change, cancelReservations } from '../../db/settlements.ts'
 import { CommitUnknown, isConnectionLost, transaction } from '../../db/transaction.ts'
+import { isStanding, standingEventsOf, takeTurns } from '../../db/turns.ts'
 import { type PutUser, putUser } from '../../db/users.ts'
 import { AppError } from '../../domain/errors.ts'
 import type { StoredResponse } from '../../domain/idempotency.ts'
@@ -23,6 +25,7 @@ export type Command =
   | ({ name: 'createReservation'; eventId: string } & Hold)
   | ({ name: 'confirmReservation' | 'cancelReservation' } & Change)
   | ({ name: 'createEvent'; event: NewEvent } & Requested)
+  | ({ name: 'createQuota'; quota: NewQuota } & Requested)
   | ({ name: 'putUser' } & PutUser & Requested)
 
 export type Commands = {
@@ -48,15 +51,20 @@ type Task<C> = { command: C; receipt: Receipt }
 export function createCommands(options: CommandOptions): Commands {
   const { db, ttlSeconds, groupMax = 256, onGroup } = options
 
-  /** One transaction for a group, timed. */
+  /** One transaction for a group, timed, in its turn at the counters of the events that `standing` names. */
   async function together<T>(
     name: Command['name'],
     size: number,
+    standing: () => Promise<readonly string[]>,
     fn: (tx: Tx) => Promise<T>,
   ): Promise<T> {
     const begunAt = performance.now()
     try {
-      return await transaction(db, fn)
+      const counted = await standing()
+      return await transaction(db, async (tx) => {
+        await takeTurns(tx, counted)
+        return await fn(tx)
+      })
     } finally {
       onGroup?.(name, size, (performance.now() - begunAt) / 1000)
     }
@@ -66,9 +74,10 @@ export function createCommands(options: CommandOptions): Commands {
     createLanes<Task<Hold & { eventId: string }>, StoredResponse | 'undecided'>({
       groupMax,
       divides,
-      commit: (tasks) =>
-        together('createReservation', tasks.length, async (tx) => {
-          const { eventId } = tasks[0]!.command
+      commit(tasks) {
+        const { eventId } = tasks[0]!.command
+        const standing = async () => ((await isStanding(db, eventId)) ? [eventId] : [])
+        return together('createReservation', tasks.length, standing, async (tx) => {
           const holds = tasks.map((task) => task.command)
           const outcomes = await holdPlaces(tx, holds, { eventId, ttlSeconds, patient })
           const answers = outcomes.map((outcome) =>
@@ -76,7 +85,8 @@ export function createCommands(options: CommandOptions): Commands {
           )
           await saveAnswers(tx, tasks, answers)
           return answers
-        }),
+        })
+      },
     })
   const changes = <T>(
     name: Command['name'],
@@ -86,14 +96,17 @@ export function createCommands(options: CommandOptions): Commands {
     createGroup<Task<Change>, StoredResponse>({
       groupMax,
       divides,
-      commit: (tasks) =>
-        together(name, tasks.length, async (tx) => {
-          const commands = tasks.map((task) => task.command)
+      commit(tasks) {
+        const commands = tasks.map((task) => task.command)
+        const ids = commands.map(({ reservationId }) => reservationId)
+        const standing = () => standingEventsOf(db, ids)
+        return together(name, tasks.length, standing, async (tx) => {
           const outcomes = await change(tx, commands)
           const answers = outcomes.map((outcome) => respond(outcome, body, 200))
           await saveAnswers(tx, tasks, answers)
           return answers
-        }),
+        })
+      },
     })
   const quick = holdLanes(false)
   const patient = holdLanes(true)
@@ -114,12 +127,12 @@ export function createCommands(options: CommandOptions): Commands {
   /** A command that is not hot: its own transaction. */
   function single<T>(
     task: Task<Command>,
-    effect: (tx: Tx) => Promise<T>,
+    effect: (tx: Tx) => Promise<T | AppError>,
     body: (made: T) => object,
   ) {
     return transaction(db, async (tx) => {
       const made = await effect(tx)
-      const answer = json(task.command.name === 'createEvent' ? 201 : 200, body(made))
+      const answer = respond(made, body, task.command.name === 'putUser' ? 200 : 201)
       await saveAnswers(tx, [task], [answer])
       return answer
     })
@@ -143,6 +156,12 @@ export function createCommands(options: CommandOptions): Commands {
         await analyzeSeats(db).catch(() => {})
         return answer
       }
+      case 'createQuota':
+        return await single(
+          { command, receipt },
+          (tx) => createQuota(tx, command.quota, command),
+          (id) => ({ quota_id: id }),
+        )
       case 'putUser':
         return await single(
           { command, receipt },

@@ -10,6 +10,7 @@ import {
   readConfig,
   requiredText,
   type Setting,
+  text,
   type Values,
 } from '../config.ts'
 
@@ -39,6 +40,10 @@ export const httpSettings = {
     doc: 'API requests a minute over all instances; 0: no limit',
     fallback: 1000,
     max: perMinuteMax,
+  }),
+  MAILGUN_SIGNING_KEY: text({
+    doc: 'Mailgun’s webhook signing key; unset: its webhooks are not taken',
+    secret: true,
   }),
   HTTP_REQUEST_TIMEOUT: int({
     doc: 'how long a client may take to send one request, s',

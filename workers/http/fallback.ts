@@ -1,72 +1,10 @@
-// What the shim stands on when Redis, or even Postgres, does not answer: a breaker a dependency, idempotency that goes
-// from Redis to Postgres, and limits that go from Redis to Postgres to a count of this process alone. A limiter never
-// fails or hangs a request. Counts do not move along: for a minute after a change a caller may get twice its limit.
+// What the shim stands on when Redis, or even Postgres, does not answer: idempotency that goes from Redis to Postgres,
+// and limits that go from Redis to Postgres to a count of this process alone. A limiter never fails or hangs a request.
+// Counts do not move along: for a minute after a change a caller may get twice its limit.
 
-import type { Logger } from 'pino'
-import { Counter, Gauge, type Registry, register } from 'prom-client'
 import type { IdempotencyStore } from '../../domain/idempotency.ts'
 import { type Limit, type RateLimiter, share, type Taken, unlimited } from '../../domain/limits.ts'
-
-export type Breaker = {
-  /** Whether a call is worth trying: closed, or open for `openMs` and this caller is the one that tries it out. */
-  allows(): boolean
-  worked(): void
-  failed(error: unknown): void
-}
-
-export type Breakers = (dependency: 'redis' | 'postgres') => Breaker
-
-/** Breakers that log one line a change and show as `fallback_active` and `fallbacks_total`. */
-export function createBreakers(options: {
-  log: Logger
-  registry?: Registry
-  openMs?: number
-  now?: () => number
-}): Breakers {
-  const { log, registry = register, openMs = 1000, now = () => performance.now() } = options
-  const active = new Gauge({
-    name: 'fallback_active',
-    help: '1 while the fast path of a dependency is given up for its fallback',
-    labelNames: ['dependency'],
-    registers: [registry],
-  })
-  const falls = new Counter({
-    name: 'fallbacks_total',
-    help: 'changes from a dependency to its fallback',
-    labelNames: ['dependency'],
-    registers: [registry],
-  })
-
-  return (dependency) => {
-    let open = false
-    let tryAt = 0
-    active.set({ dependency }, 0)
-    falls.inc({ dependency }, 0)
-    return {
-      allows() {
-        if (!open) return true
-        if (now() < tryAt) return false
-        // Half open: one caller tries, and another only when this one has not come back by then.
-        tryAt = now() + openMs
-        return true
-      },
-      worked() {
-        if (!open) return
-        open = false
-        active.set({ dependency }, 0)
-        log.info({ dependency }, `${dependency} answers again`)
-      },
-      failed(error) {
-        tryAt = now() + openMs
-        if (open) return
-        open = true
-        active.set({ dependency }, 1)
-        falls.inc({ dependency })
-        log.warn({ dependency, err: error }, `${dependency} does not answer: going on without it`)
-      },
-    }
-  }
-}
+import { type Breaker, within } from '../breakers.ts'
 
 /**
  * Redis first. What was begun in one store is finished in it: the token says which. Two holders of one key, one in
@@ -149,13 +87,6 @@ export function fallbackLimiter(options: {
       return local.take(limit)
     },
   }
-}
-
-function within<T>(ms: number, promise: Promise<T>): Promise<T> {
-  return new Promise((resolve, reject) => {
-    const late = setTimeout(() => reject(new Error(`no answer within ${ms} ms`)), ms)
-    promise.then(resolve, reject).finally(() => clearTimeout(late))
-  })
 }
 
 /**

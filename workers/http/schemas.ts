@@ -145,6 +145,10 @@ export const userChange = {
         properties: {
           token: line(4096, 'an FCM registration token'),
           fid: line(256, 'a Firebase installation id'),
+          replaces: line(
+            4096,
+            'the registration token by which the same phone was known, so that it gets one push',
+          ),
         },
         oneOf: [{ required: ['token'] }, { required: ['fid'] }],
       },
@@ -152,6 +156,54 @@ export const userChange = {
   },
 } as const
 export type UserChange = Static<typeof userChange>
+
+export const newQuota = {
+  type: 'object',
+  additionalProperties: false,
+  required: ['event_id', 'user_id', 'quantity'],
+  properties: {
+    event_id: uuid,
+    user_id: line(255, 'a user id of 1 to 255 characters'),
+    quantity: whole(1, 1000),
+    expires_at: { ...time, maxLength: 64, description: 'a time such as 2026-07-01T19:30:00Z' },
+  },
+} as const
+export type NewQuotaBody = {
+  event_id: string
+  user_id: string
+  quantity: number
+  expires_at?: string
+}
+export const quotaCreated = { type: 'object', properties: { quota_id: uuid } } as const
+
+/** Mailgun may add fields. */
+export const mailgunWebhook = {
+  type: 'object',
+  required: ['signature', 'event-data'],
+  properties: {
+    signature: {
+      type: 'object',
+      required: ['timestamp', 'token', 'signature'],
+      properties: {
+        timestamp: { type: 'string', pattern: '^[0-9]{1,12}$' },
+        token: { type: 'string', pattern: '^[\\x21-\\x7e]{8,200}$' },
+        signature: { type: 'string', pattern: '^[0-9a-fA-F]{64}$' },
+      },
+    },
+    'event-data': {
+      type: 'object',
+      required: ['event'],
+      properties: {
+        event: { type: 'string', maxLength: 64 },
+        id: { type: 'string', maxLength: 200 },
+        severity: { type: 'string', maxLength: 64 },
+        reason: { type: 'string', maxLength: 200 },
+        recipient: { type: 'string', maxLength: 320 },
+        'user-variables': { type: 'object' },
+      },
+    },
+  },
+} as const
 
 /** Of writes that take no body: `{}` is let through. */
 export const noBody = { type: 'object', additionalProperties: false, properties: {} } as const

@@ -22,13 +22,16 @@ import { addMethods } from './methods.ts'
 import { addOpenApi } from './openapi.ts'
 import { addCommandRoutes } from './routes/commands.ts'
 import { addEventRoutes } from './routes/events.ts'
+import { addQuotaRoutes } from './routes/quotas.ts'
 import { addReservationRoutes } from './routes/reservations.ts'
 import { addUserRoutes } from './routes/users.ts'
+import { addWebhookRoutes } from './routes/webhooks.ts'
 import { noBody } from './schemas.ts'
 import { traceRequests } from './trace.ts'
 
 export type ServerParts = Omit<GuardParts, 'runLater'> & {
-  config: GuardParts['config'] & Pick<HttpConfig, 'TRUSTED_PROXIES' | 'HTTP_REQUEST_TIMEOUT'>
+  config: GuardParts['config'] &
+    Pick<HttpConfig, 'TRUSTED_PROXIES' | 'HTTP_REQUEST_TIMEOUT' | 'MAILGUN_SIGNING_KEY'>
   db: Db
   jobs: Jobs
   log: FastifyBaseLogger
@@ -126,7 +129,9 @@ export async function createServer(parts: ServerParts): Promise<FastifyInstance>
       addEventRoutes(api, guard, parts)
       addReservationRoutes(api, guard, parts)
       addUserRoutes(api, guard)
+      addQuotaRoutes(api, guard)
       addCommandRoutes(api, guard, parts)
+      addWebhookRoutes(api, parts)
       methods.refuseOthers(api)
     },
     { prefix: '/api/v1' },

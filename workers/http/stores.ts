@@ -6,13 +6,9 @@ import { openLimits } from '../../db/limits.ts'
 import type { Database } from '../../db/open.ts'
 import type { IdempotencyStore } from '../../domain/idempotency.ts'
 import type { RateLimiter } from '../../domain/limits.ts'
+import { createBreakers } from '../breakers.ts'
 import type { Log } from '../log.ts'
-import {
-  createBreakers,
-  createLocalLimiter,
-  fallbackIdempotency,
-  fallbackLimiter,
-} from './fallback.ts'
+import { createLocalLimiter, fallbackIdempotency, fallbackLimiter } from './fallback.ts'
 
 export type Stores = {
   idempotency: IdempotencyStore

@@ -1,14 +1,17 @@
-// Turns events into the jobs they ask for, as pure rules: which event becomes which mail. A job's id is made of the
-// event's id and what it becomes, so that however the event comes a second time it asks for the same job.
+// Turns events into the jobs they ask for, as pure rules: which event becomes which mail; pushes stand in pushes.ts. A
+// job's id is made of the event's id and what it becomes, so that however the event comes a second time it asks for the
+// same job.
 
 import { v5 as uuidv5 } from 'uuid'
 import type { NewJob } from '../../db/jobs.ts'
-import type { Recipient } from '../../db/users.ts'
+import type { KnownDevice, Recipient } from '../../db/users.ts'
 import { eventSchema, eventTypes } from '../../domain/catalogue.ts'
 import type { EmailJob } from '../../domain/emails.ts'
 import type { CloudEvent, EventType } from '../../domain/events.ts'
 import type { QueueName } from '../../domain/queues.ts'
 import { faultOf, type Schema } from '../../domain/schema.ts'
+import { unstorable } from '../storable.ts'
+import { toPush } from './pushes.ts'
 
 export type Outcome = {
   jobs: { queue: QueueName; job: NewJob }[]
@@ -23,6 +26,8 @@ export function decodeEvent(data: unknown): CloudEvent {
   if (typeof data !== 'object' || data === null || Array.isArray(data)) {
     throw new Error('an event must be an object')
   }
+  const why = unstorable(data)
+  if (why !== undefined) throw new Error(why)
   const { specversion, type } = data as Partial<CloudEvent>
   if (specversion !== '1.0') throw new Error('specversion must be "1.0"')
   const schema = typeof type === 'string' ? schemas.get(type) : undefined
@@ -43,10 +48,13 @@ export const usersOf = (events: readonly CloudEvent[]): string[] => [
 export function toJobs(
   events: readonly CloudEvent[],
   users: ReadonlyMap<string, Recipient>,
+  devices: ReadonlyMap<string, readonly KnownDevice[]> = new Map(),
 ): Outcome {
   const outcome: Outcome = { jobs: [], unreachable: [] }
   for (const event of events) {
-    // Push and payment jobs join here, each with its own queue.
+    const { user_id: userId } = event.data
+    const push = toPush(event, users.get(userId), devices.get(userId) ?? [])
+    if (push !== undefined) outcome.jobs.push(push)
     const email = toEmail(event)
     if (email === undefined) continue
     const user = users.get(event.data.user_id)
@@ -82,6 +90,15 @@ function toEmail(event: CloudEvent): Pick<EmailJob, 'template' | 'payload'> | un
       const { data } = event as CloudEvent<'ticket.generated'>
       const tickets = data.tickets
       return { template: 'ticket_delivery', payload: { ...orderOf(event as never), tickets } }
+    }
+    case 'quota.invitation': {
+      const { data } = event as CloudEvent<'quota.invitation'>
+      const { quota_id, event_name, starts_at, quantity, expires_at } = data
+      const payload = { quota_id, event_name, starts_at, quantity }
+      return {
+        template: 'quota_invitation',
+        payload: { ...payload, ...(expires_at && { expires_at }) },
+      }
     }
     default:
       return undefined

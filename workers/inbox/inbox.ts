@@ -1,11 +1,11 @@
-// Consumes domain events: drops those it has seen and makes mail jobs of the rest, a batch in one transaction (kind a)
-// that also completes the events' own jobs. Nothing is made twice and nothing is lost, whenever it is killed. What is in
-// hand at once may be of one aggregate: its mails have no order among them.
+// Consumes domain events: drops those it has seen and makes jobs of the rest, for mails and pushes, a batch in one
+// transaction (kind a) that also completes the events' own jobs. Nothing is made twice and nothing is lost, whenever it is
+// killed. What is in hand at once may be of one aggregate: its mails have no order among them.
 
 import { processOnce, pruneInbox } from '../../db/inbox.ts'
 import type { Jobs, NewJob } from '../../db/jobs.ts'
 import type { Db, Tx } from '../../db/schema.ts'
-import { readRecipients } from '../../db/users.ts'
+import { readDevices, readRecipients } from '../../db/users.ts'
 import type { CloudEvent } from '../../domain/events.ts'
 import type { QueueName } from '../../domain/queues.ts'
 import { batchPass, type Traced } from '../jobs.ts'
@@ -38,8 +38,10 @@ export function createHandler({ jobs, worker, onProcessed }: HandlerOptions): Ha
 
   return async (tx, events) => {
     const fresh = await processOnce(tx, consumer, events)
-    const users = await readRecipients(tx, usersOf(fresh))
-    const outcome = toJobs(fresh, new Map(users.map((user) => [user.id, user])))
+    const ids = usersOf(fresh)
+    const users = await readRecipients(tx, ids)
+    const devices = Map.groupBy(await readDevices(tx, ids), ({ user_id }) => user_id)
+    const outcome = toJobs(fresh, new Map(users.map((user) => [user.id, user])), devices)
     for (const [queue, made] of byQueue(outcome)) await jobs.send(tx, queue, made)
     const duplicates = events.length - fresh.length
     return () => {

@@ -1,23 +1,17 @@
 // The consumer that BROKER_URL asks for. Unset there is none: inside the database an event is a job of the queue `inbox`.
 
 import { type Consumer, subscriptions } from '../../domain/broker.ts'
+import { type BrokerKind, parseBrokerUrl } from '../../domain/brokerUrl.ts'
 import type { Worker } from '../worker.ts'
 import type { ConsumerOptions } from './brokers.ts'
 import type { InboxConfig } from './config.ts'
 
 type Opening = { openConsumer(options: ConsumerOptions): Consumer }
 
-const consumers: Record<string, () => Promise<Opening>> = {
-  amqp: () => import('./rabbitmq.ts'),
-  amqps: () => import('./rabbitmq.ts'),
+const consumers: Record<BrokerKind, () => Promise<Opening>> = {
+  rabbitmq: () => import('./rabbitmq.ts'),
   nats: () => import('./nats.ts'),
-  tls: () => import('./nats.ts'),
   redis: () => import('./redisStream.ts'),
-  rediss: () => import('./redisStream.ts'),
-  'redis+cluster': () => import('./redisStream.ts'),
-  'rediss+cluster': () => import('./redisStream.ts'),
-  'redis+sentinel': () => import('./redisStream.ts'),
-  'rediss+sentinel': () => import('./redisStream.ts'),
 }
 
 /** Only the client that is used is loaded. */
@@ -25,9 +19,7 @@ export async function openConsumer(
   url: string,
   { config, log }: Pick<Worker<InboxConfig>, 'config' | 'log'>,
 ): Promise<Consumer> {
-  const load = consumers[url.slice(0, url.indexOf(':'))]
-  if (load === undefined) throw new Error('BROKER_URL: there is no broker for this kind of URL')
-  const { openConsumer } = await load()
+  const { openConsumer } = await consumers[parseBrokerUrl(url).kind]()
   return openConsumer({
     url,
     log,

@@ -8,12 +8,25 @@ import { exchange, keepChannel } from '../amqp.ts'
 import { createArrivals } from '../arrivals.ts'
 import type { ConsumerOptions } from './brokers.ts'
 
+/** Sooner than the relay gives an event up that nobody listens for. */
+const bindEveryMs = 10_000
+
 type RabbitDelivery = Delivery & { channel: Channel; message: ConsumeMessage }
 
 export function openConsumer(options: ConsumerOptions): Consumer<RabbitDelivery> {
   const { url, log, queue, types, prefetch } = options
   const arrivals = createArrivals<RabbitDelivery>()
   let current: Channel | undefined
+
+  async function bind(channel: Channel): Promise<void> {
+    await channel.assertExchange(exchange, 'topic', { durable: true })
+    for (const type of types) await channel.bindQueue(queue, exchange, type)
+  }
+
+  /** Who deletes the exchange takes the bindings with it, and RabbitMQ tells nobody. A failure closes the channel. */
+  const binding = setInterval(() => {
+    if (current) bind(current).catch(() => {})
+  }, bindEveryMs).unref()
 
   const kept = keepChannel<Channel>({
     url,
@@ -28,8 +41,7 @@ export function openConsumer(options: ConsumerOptions): Consumer<RabbitDelivery>
       return await connection.createChannel()
     },
     async prepare(channel) {
-      await channel.assertExchange(exchange, 'topic', { durable: true })
-      for (const type of types) await channel.bindQueue(queue, exchange, type)
+      await bind(channel)
       await channel.prefetch(prefetch)
       await channel.consume(queue, (message) => {
         if (message) arrivals.add({ body: message.content, channel, message })
@@ -60,7 +72,10 @@ export function openConsumer(options: ConsumerOptions): Consumer<RabbitDelivery>
         // The channel is closing. They are sent again, and known.
       }
     },
-    close: kept.close,
+    async close() {
+      clearInterval(binding)
+      await kept.close()
+    },
   }
 }
 

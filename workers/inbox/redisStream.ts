@@ -16,6 +16,8 @@ const connectMs = 5000
 /** Longer than a batch takes. */
 const claimIdleMs = 30_000
 const claimEveryMs = 10_000
+/** An inbox that lives reads every second. */
+const sweptIdleMs = 86_400_000
 
 export function openConsumer(options: ConsumerOptions): Consumer<StreamDelivery> {
   const { url, log, queue: group, types } = options
@@ -36,6 +38,7 @@ export function openConsumer(options: ConsumerOptions): Consumer<StreamDelivery>
       const found = openStream(opened.redis, streamKey)
       await found.check()
       await found.ensureGroup(group)
+      await found.sweep(group, sweptIdleMs)
       stream = found
       breakUp = broken.resolve
       claimAt = 0
@@ -46,7 +49,8 @@ export function openConsumer(options: ConsumerOptions): Consumer<StreamDelivery>
     } finally {
       stream = undefined
       ended.removeEventListener('abort', onEnd)
-      await opened.close().catch(() => {})
+      // Frozen, it would not answer: nobody waits for its farewell.
+      void opened.close().catch(() => {})
     }
   }
 

@@ -14,10 +14,10 @@ import type { Consumer, Delivery, Seen } from '../../domain/broker.ts'
 import type { CloudEvent } from '../../domain/events.ts'
 import type { Pass } from '../loop.ts'
 import { beginSpanBy, messaging, type Span } from '../trace.ts'
+import { bytesOf, keptOf } from '../unread.ts'
 import type { Worker } from '../worker.ts'
 import { decodeEvent } from './events.ts'
 import { type Handler, underSpan } from './inbox.ts'
-import { keptOf } from './kept.ts'
 
 export type RemoteInboxOptions = {
   db: Db
@@ -51,7 +51,7 @@ export function remoteInboxPass(options: RemoteInboxOptions): Pass {
     const batch = inHand
     if (batch.length === 0) return consumer.away() === undefined ? 0 : { waitMs: awayMs }
     const { events, unread } = read(batch)
-    await buryAll(unread)
+    for (const { body, why } of unread) await bury(body, why)
     const fresh = await unseen(events)
     await runTraced(fresh)
     // Nobody may take from the table's word what is not committed there: after it.
@@ -92,7 +92,7 @@ export function remoteInboxPass(options: RemoteInboxOptions): Pass {
       const committed = await transaction(db, (tx) => handle(tx, events), readCommitted)
       committed()
     } catch (error) {
-      if (isConnectionLost(error) || error instanceof CommitUnknown) throw error
+      if (isAway(error)) throw error
       if (events.length === 1) return await makeJob(events[0] as CloudEvent, error)
       const half = events.length >> 1
       await runAll(events.slice(0, half))
@@ -101,22 +101,32 @@ export function remoteInboxPass(options: RemoteInboxOptions): Pass {
   }
 
   async function makeJob(event: CloudEvent, error: unknown): Promise<void> {
-    await jobs.send(db, 'inbox', [{ id: event.id, data: event, delayMs: 1000 }])
+    try {
+      await jobs.send(db, 'inbox', [{ id: event.id, data: event, delayMs: 1000 }])
+    } catch (refusal) {
+      if (isAway(refusal)) throw refusal
+      return await bury(Buffer.from(JSON.stringify(event)), refusal as Error)
+    }
     worker.failed(1)
     onCounted?.({ failed: 1 })
     const told = { err: error, event_id: event.id, type: event.type, subject: event.subject }
     worker.log.error(told, 'an event failed: it is tried again as a job of the queue inbox')
   }
 
-  async function buryAll(unread: readonly Unread[]): Promise<void> {
-    for (const { body, why } of unread) {
-      const jobId = uuidv5(createHash('sha256').update(body).digest('hex'), namespace)
-      const burial = { jobId, queue: 'inbox', attempt: 1, data: keptOf(body) } as const
-      const audit = await transaction(db, (tx) => buryNew(tx, burial, why), readCommitted)
-      worker.failed(1)
-      onCounted?.({ malformed: 1 })
-      if (audit) tellBuried(audit, why)
+  async function bury(body: Buffer, why: Error): Promise<void> {
+    const jobId = uuidv5(createHash('sha256').update(body).digest('hex'), namespace)
+    const keep = (data: object) => {
+      const burial = { jobId, queue: 'inbox', attempt: 1, data } as const
+      return transaction(db, (tx) => buryNew(tx, burial, why), readCommitted)
     }
+    // What Postgres will not have as it is, it has as bytes: nothing may stop the messages behind it.
+    const audit = await keep(keptOf(body)).catch((error) => {
+      if (isAway(error)) throw error
+      return keep(bytesOf(body))
+    })
+    worker.failed(1)
+    onCounted?.({ malformed: 1 })
+    if (audit) tellBuried(audit, why)
   }
 
   function tellBuried({ code, jobId, queue, type, attempts }: Audit, why: Error): void {
@@ -124,6 +134,10 @@ export function remoteInboxPass(options: RemoteInboxOptions): Pass {
     worker.log.error(told, 'a message cannot be read: it lies in the dead letter queue')
   }
 }
+
+/** The same may go well later. */
+const isAway = (error: unknown): boolean =>
+  isConnectionLost(error) || error instanceof CommitUnknown
 
 function read(batch: readonly Delivery[]): { events: CloudEvent[]; unread: Unread[] } {
   const events: CloudEvent[] = []

@@ -1,7 +1,7 @@
 // What the publishers of all brokers are opened with, and the rules they share: how large an event may be, and which types
 // may be relayed to nobody.
 
-import type { Outgoing } from '../../domain/broker.ts'
+import type { Outgoing, Refused } from '../../domain/broker.ts'
 import type { Log } from '../log.ts'
 
 export type PublisherOptions = {
@@ -13,10 +13,11 @@ export type PublisherOptions = {
   mayGoUnheard(type: string): boolean
 }
 
-/** Why it is refused. Undefined: it is small enough. */
-export function overSize({ body }: Outgoing, sizeMax: number): string | undefined {
+/** Undefined: it is small enough. */
+export function overSize({ body }: Outgoing, sizeMax: number): Refused | undefined {
   if (body.length <= sizeMax) return undefined
-  return `it has ${body.length} bytes, and the broker takes ${sizeMax} at most`
+  const why = `it has ${body.length} bytes, and the broker takes ${sizeMax} at most`
+  return { is: 'refused', why, blames: 'event' }
 }
 
 /** `patterns`: types, where `*` at the end stands for whatever follows: `reservation.*`. */

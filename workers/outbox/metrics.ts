@@ -15,10 +15,17 @@ export type RelayMetrics = {
   buried(): void
 }
 
+/** Told by RabbitMQ alone; here, so that every relay serves it. */
+export const unheard = new Counter({
+  name: 'outbox_unheard_total',
+  help: 'Events that nobody listens for',
+  labelNames: ['type'],
+})
+
 export type OutboxMetricsOptions = {
   db: Db
   broker: string
-  /** Left out: it is where the database is. */
+  /** Left out: it is where the database is, and up. */
   isUp?(): boolean
 }
 
@@ -36,7 +43,7 @@ export function createOutboxMetrics({ db, broker, isUp }: OutboxMetricsOptions):
   gaugeLag(db)
   const aside = readSeldom(() => countAsides(db))
   gauge('outbox_aside', 'Events aside, refused or behind one that was', aside)
-  if (isUp) gauge('outbox_broker_up', 'Whether the broker takes events', async () => Number(isUp()))
+  gauge('outbox_broker_up', 'Whether the broker takes events', async () => Number(isUp?.() ?? 1))
   return {
     relayed: (count) => relayed.inc({ broker }, count),
     confirmed: (seconds) => confirm.observe(seconds),

@@ -2,7 +2,7 @@
 // Nats-Msg-Id, by which the stream drops what it has within two minutes. Taken is what the stream has acknowledged.
 
 import { JetStreamApiError, type JetStreamClient, jetstream } from '@nats-io/jetstream'
-import { headers, type NatsConnection } from '@nats-io/transport-node'
+import { headers, type NatsConnection, PermissionViolationError } from '@nats-io/transport-node'
 import type { Outgoing, Publisher, Verdict } from '../../domain/broker.ts'
 import { keepNats, subjectOf } from '../nats.ts'
 import { overSize, type PublisherOptions } from './brokers.ts'
@@ -35,15 +35,20 @@ export function openPublisher({ url, log, sizeMax }: PublisherOptions): Publishe
     if (opened === undefined) return { is: 'lost' }
     const { connection, stream } = opened
     const max = Math.min(sizeMax, (connection.info?.max_payload ?? sizeMax) - 512)
-    const why = overSize(event, max)
-    if (why !== undefined) return { is: 'refused', why }
+    const tooLarge = overSize(event, max)
+    if (tooLarge !== undefined) return tooLarge
     try {
       const options = { msgID: event.id, headers: headersOf(event) }
       await stream.publish(subjectOf(event.type), event.body, options)
       return { is: 'taken' }
     } catch (error) {
       if (error instanceof JetStreamApiError && error.code === messageTooLarge) {
-        return { is: 'refused', why: `the stream says: ${error.message}` }
+        return { is: 'refused', why: `the stream says: ${error.message}`, blames: 'event' }
+      }
+      const forbidden = [error, (error as Error).cause].find(isForbidden)
+      if (forbidden) {
+        const why = `the user may not do this: ${forbidden.message}`
+        return { is: 'refused', why, blames: 'type' }
       }
       // It is full, without a leader, gone, or slow: a new connection looks what is there.
       kept.reset((error as Error).message)
@@ -61,6 +66,9 @@ export function openPublisher({ url, log, sizeMax }: PublisherOptions): Publishe
     close: kept.close,
   }
 }
+
+const isForbidden = (error: unknown): error is PermissionViolationError =>
+  error instanceof PermissionViolationError
 
 function headersOf({ traceparent }: Outgoing) {
   const made = headers()

@@ -3,13 +3,19 @@
 // had a queue for it; what nobody listens for is refused, but for the types that may go unheard.
 
 import type { ConfirmChannel } from 'amqplib'
-import { Counter } from 'prom-client'
 import type { Outgoing, Publisher, Verdict } from '../../domain/broker.ts'
 import { exchange, keepChannel } from '../amqp.ts'
 import { overSize, type PublisherOptions } from './brokers.ts'
+import { unheard } from './metrics.ts'
 
 /** A confirm that is later than this does not come: the connection is given up. */
 const confirmMs = 30_000
+
+/** What the broker closes the channel over: ACCESS_REFUSED is said of a routing key or of all, PRECONDITION_FAILED of one. */
+const blamed = new Map<number | undefined, 'event' | 'type'>([
+  [403, 'type'],
+  [406, 'event'],
+])
 
 type Sent = {
   event: Outgoing
@@ -17,12 +23,6 @@ type Sent = {
   at: number
   returned?: string
 }
-
-const unheard = new Counter({
-  name: 'outbox_unheard_total',
-  help: 'Events that nobody listens for',
-  labelNames: ['type'],
-})
 
 export function openPublisher(options: PublisherOptions): Publisher {
   const { url, log, mayGoUnheard } = options
@@ -55,8 +55,10 @@ export function openPublisher(options: PublisherOptions): Publisher {
       const size = /larger than configured max size (\d+)/.exec(error.message)?.[1]
       if (size !== undefined) sizeMax = Math.min(sizeMax, Number(size))
       // The broker closes the channel over what it will not have: if there was but one event on it, it is that.
-      const isFault = error.code === 406 && sent.size === 1
-      const verdict: Verdict = isFault ? { is: 'refused', why: error.message } : { is: 'lost' }
+      const blames = sent.size === 1 ? blamed.get(error.code) : undefined
+      const verdict: Verdict = blames
+        ? { is: 'refused', why: error.message, blames }
+        : { is: 'lost' }
       const all = [...sent]
       sent.clear()
       byId.clear()
@@ -104,7 +106,7 @@ export function openPublisher(options: PublisherOptions): Publisher {
       const later = (verdict: Verdict): void => void setImmediate(tell, verdict)
       const tooLarge = overSize(event, sizeMax)
       if (channel === undefined) later({ is: 'lost' })
-      else if (tooLarge) later({ is: 'refused', why: tooLarge })
+      else if (tooLarge) later(tooLarge)
       else {
         const one: Sent = { event, tell, at: performance.now() }
         sent.add(one)

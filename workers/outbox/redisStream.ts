@@ -33,7 +33,8 @@ export function openPublisher({ url, log, sizeMax }: PublisherOptions): Publishe
     } finally {
       stream = undefined
       ended.removeEventListener('abort', onEnd)
-      await opened.close().catch(() => {})
+      // Frozen, it would not answer: nobody waits for its farewell.
+      void opened.close().catch(() => {})
     }
   }
 
@@ -51,8 +52,8 @@ export function openPublisher({ url, log, sizeMax }: PublisherOptions): Publishe
   }, trimEveryMs).unref()
 
   async function send(event: Outgoing): Promise<Verdict> {
-    const why = overSize(event, sizeMax)
-    if (why !== undefined) return { is: 'refused', why }
+    const tooLarge = overSize(event, sizeMax)
+    if (tooLarge !== undefined) return tooLarge
     const { id, type, subject, body, traceparent } = event
     const trace = traceparent ? ['traceparent', traceparent] : []
     try {

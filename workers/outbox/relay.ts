@@ -5,23 +5,15 @@
 
 import { setTimeout as sleep } from 'node:timers/promises'
 import { v7 as uuidv7 } from 'uuid'
-import { readAsideSubjects } from '../../db/aside.ts'
-import {
-  giveUpSlots,
-  holdSlots,
-  leaseSeconds,
-  leaveRelays,
-  readSlots,
-  settleSlots,
-  waitsInSlots,
-} from '../../db/relay.ts'
+import { readSlots, settleSlots, waitsInSlots } from '../../db/relay.ts'
 import type { Db } from '../../db/schema.ts'
 import type { Publisher, Verdict } from '../../domain/broker.ts'
 import type { Pass } from '../loop.ts'
 import type { Worker } from '../worker.ts'
 import { createAsides } from './aside.ts'
+import { createLeases } from './leases.ts'
 import type { RelayMetrics } from './metrics.ts'
-import { createSlots, type Entry, moveOf, type Slot, toAside, toOutgoing } from './slots.ts'
+import { createSlots, type Entry, moveOf, toAside, toOutgoing } from './slots.ts'
 
 export type RelayOptions = {
   db: Db
@@ -33,10 +25,6 @@ export type RelayOptions = {
 }
 
 const passMs = 500
-/** A third of a lease: two renewals may fail. */
-const renewMs = (leaseSeconds * 1000) / 3
-/** Before a lease ends nothing more is sent: what is on its way arrives within this. */
-const marginMs = 3000
 /** Events that were taken wait so long for others, to be settled together; so many do not wait. */
 const settleMs = 20
 const settleMax = 1000
@@ -44,7 +32,7 @@ const settleMax = 1000
 const lookMs = { horizon: 10, busy: 50 }
 /** A relay that does not reach its broker for so long leaves its slots to others that may. */
 const awayMs = 5000
-/** Bytes of events in memory, as far as the size of those before them tells. */
+/** Bytes of events in memory; one of each slot there may be above them. */
 const bytesMax = 32 * 1024 * 1024
 
 export function remoteRelayPass(options: RelayOptions): Pass {
@@ -52,13 +40,14 @@ export function remoteRelayPass(options: RelayOptions): Pass {
   const relay = uuidv7()
   const slots = createSlots()
   const { held, count } = slots
+  const leases = createLeases({ db, relay, slots })
   const running = new Set<string>()
   const faults: unknown[] = []
   let changed = Promise.withResolvers<void>()
   // All by this process's own clock.
-  let [renewedAt, renewAt, settledAt, lookAt] = [Number.NEGATIVE_INFINITY, 0, 0, 0]
+  let [settledAt, lookAt] = [0, 0]
   let awaySince = Number.POSITIVE_INFINITY
-  let [handled, roomMax, window, rowBytes] = [0, 0, windowMax, 1024]
+  let [handled, roomMax, rowBytes] = [0, 0, 1024]
   let waitsForHorizon = false
   let stopping = false
 
@@ -67,7 +56,14 @@ export function remoteRelayPass(options: RelayOptions): Pass {
     changed = Promise.withResolvers()
   }
   publisher.onChange(change)
-  const asides = createAsides({ ...options, relay })
+  const asides = createAsides({ ...options, relay, room })
+
+  /** How many may be sent. What was lost goes alone until it is answered: if one of it broke the connection, it shows. */
+  function room(): number {
+    if (!leases.areSure()) return 0
+    const isUnsure = slots.unsure.size > 0 || asides.isUnsure()
+    return (isUnsure ? 1 : windowMax) - count.sent - asides.sending()
+  }
 
   /** Beside the rest, one of a kind at a time. What it throws ends the pass; the next begins anew. */
   function start(name: string, work: () => Promise<void>): void {
@@ -82,66 +78,30 @@ export function remoteRelayPass(options: RelayOptions): Pass {
   }
 
   async function renew(): Promise<void> {
-    const askedAt = performance.now()
-    renewAt = askedAt + renewMs
-    const { leases, share } = await holdSlots(db, relay)
-    renewedAt = askedAt
-    const numbers = new Map(leases.map(({ slot, leaseNo }) => [slot, leaseNo]))
-    for (const slot of held.values()) if (numbers.get(slot.no) !== slot.leaseNo) slots.drop(slot)
-    const taken = leases.filter(({ slot }) => !held.has(slot))
-    if (taken.length > 0) {
-      const aside = await readAsideSubjects(
-        db,
-        taken.map(({ slot }) => slot),
-      )
-      for (const lease of taken) slots.hold(lease)
-      for (const { slot, subject } of aside) held.get(slot)?.aside.add(subject)
-      lookAt = 0
-    }
-    // Those with the least to do go first.
-    const mine = staying().sort((a, b) => a.entries.length - b.entries.length)
-    for (const slot of mine.slice(0, Math.max(0, mine.length - share))) slot.leaving = true
-  }
-
-  const staying = (): Slot[] => [...held.values()].filter(({ leaving }) => !leaving)
-
-  /** Slots to be given up, of which nothing is on its way and nothing is left to settle. */
-  const given = (): Slot[] =>
-    [...held.values()].filter(
-      ({ leaving, entries }) => leaving && entries.every(({ is }) => is === 'waiting'),
-    )
-
-  async function giveUp(): Promise<void> {
-    const numbers = given().map(({ no }) => no)
-    for (const slot of given()) slots.drop(slot)
-    await giveUpSlots(db, relay, numbers)
-  }
-
-  async function leave(): Promise<void> {
-    for (const slot of held.values()) slots.drop(slot)
-    renewAt = 0
-    await leaveRelays(db, relay)
+    if (await leases.renew()) lookAt = 0
   }
 
   async function read(): Promise<void> {
-    const from = staying()
+    const from = leases.staying()
     const at = from.map(({ no, readTo }) => ({ slot: no, ...readTo }))
     const room = Math.min(2 * windowMax, bytesMax / rowBytes, roomMax - handled) - count.entries
-    const rows = await readSlots(db, at, Math.max(1, Math.ceil(room / from.length)))
+    const slotMax = Math.max(1, Math.ceil(room / from.length))
+    const bytes = Math.max(0, bytesMax - count.bytes) / from.length
+    const rows = await readSlots(db, at, slotMax, Math.ceil(bytes))
     // What is over a limit stays where it is.
     const bySlot = Map.groupBy(rows.slice(0, Math.max(1, room)), ({ slot }) => slot)
-    let bytes = 0
+    let bytesRead = 0
     for (const slot of from) {
       const read = (bySlot.get(slot.no) ?? []).map((row) => {
         const event = toOutgoing(row)
-        bytes += event.body.length
+        bytesRead += event.body.length
         return { txid: row.txid, id: row.id, event }
       })
       // It may have been lost meanwhile.
       if (held.get(slot.no) === slot) slots.add(slot, read)
     }
     if (rows.length > 0) {
-      rowBytes = Math.max(256, (rowBytes + bytes / rows.length) / 2)
+      rowBytes = Math.max(256, (rowBytes + bytesRead / rows.length) / 2)
       lookAt = 0
       return
     }
@@ -150,10 +110,14 @@ export function remoteRelayPass(options: RelayOptions): Pass {
   }
 
   function send(): void {
-    if (performance.now() > renewedAt + leaseSeconds * 1000 - marginMs) return
-    while (count.sent < window && !stopping && publisher.away() === undefined) {
+    while (room() > 0 && !stopping && publisher.away() === undefined) {
+      if (asides.isUnsure() && slots.unsure.size === 0) return
       const entry = slots.next()
       if (entry === undefined) return
+      if (asides.isHopeless(entry.event.type)) {
+        slots.refused(entry)
+        continue
+      }
       const since = performance.now()
       publisher.publish(entry.event, (verdict) => told(entry, verdict, since))
     }
@@ -162,17 +126,14 @@ export function remoteRelayPass(options: RelayOptions): Pass {
   function told(entry: Entry, verdict: Verdict, since: number): void {
     if (verdict.is === 'taken') {
       slots.taken(entry)
+      asides.taken(entry.event.type)
       metrics.confirmed((performance.now() - since) / 1000)
-      window = Math.min(windowMax, window + 1)
-    } else if (verdict.is === 'lost') {
-      slots.lost(entry)
-      // If it was one of these that broke the connection, it is alone before long.
-      window = Math.max(1, Math.min(window, count.sent >> 1))
-    } else {
+    } else if (verdict.is === 'lost') slots.lost(entry)
+    else {
       slots.refused(entry, verdict.why)
-      asides.tellRefused(entry.event, verdict.why)
+      asides.tellRefused(entry.event, verdict)
     }
-    if (count.sent < window) send()
+    send()
     if (count.sent === 0 || count.known >= settleMax || count.entries < windowMax) change()
   }
 
@@ -202,15 +163,17 @@ export function remoteRelayPass(options: RelayOptions): Pass {
     if (!isAway) awaySince = Number.POSITIVE_INFINITY
     else if (awaySince === Number.POSITIVE_INFINITY) awaySince = now
     if (now > awaySince + awayMs && count.sent === 0) {
-      if (held.size > 0 && !running.has('settle')) start('renew', leave)
-    } else if (now >= renewAt) start('renew', renew)
-    else if (given().length > 0 && !running.has('settle')) start('renew', giveUp)
+      if (held.size > 0 && !running.has('settle')) start('renew', leases.leave)
+    } else if (leases.isDue()) start('renew', renew)
+    else if (leases.isGiving() && !running.has('settle')) start('renew', leases.giveUp)
     send()
     startSettling(now)
+    if (!isAway && !running.has('settle') && !stopping) {
+      asides.start([...held.values()], (work) => start('aside', work))
+    }
     const isFull = count.entries >= windowMax || count.bytes > bytesMax / 2
-    if (isAway || isFull || staying().length === 0) return
+    if (isAway || isFull || leases.staying().length === 0) return
     if (now >= lookAt && handled + count.entries < roomMax) start('read', read)
-    if (!running.has('settle')) asides.start([...held.values()], (work) => start('aside', work))
   }
 
   function startSettling(now: number): void {
@@ -218,32 +181,38 @@ export function remoteRelayPass(options: RelayOptions): Pass {
     if (count.known >= settleMax || now >= settledAt + settleMs) start('settle', settle)
   }
 
-  /** What the pass comes back with, if it is over. */
+  /** What was handled since the last report; what is settled between two passes is in the later one's. */
+  function report(): number {
+    const reported = handled
+    handled = 0
+    return reported
+  }
+
+  /** What the pass comes back with, if it is over and has handled nothing. */
   function outcome(until: number): Awaited<ReturnType<Pass>> | undefined {
     const now = performance.now()
     const isAway = publisher.away() !== undefined
     const isBusy = running.size > 0 || count.sent > 0 || count.known > 0
-    if (!isBusy && (isAway || held.size === 0)) return handled || { waitMs: 250 }
+    if (!isBusy && (isAway || held.size === 0)) return { waitMs: 250 }
     if (!isBusy && count.entries === 0 && lookAt > now && !asides.isDue([...held.values()])) {
-      if (handled > 0 || !waitsForHorizon) return handled
-      return { waitMs: lookMs.horizon }
+      return waitsForHorizon ? { waitMs: lookMs.horizon } : 0
     }
     if (now < until && handled < roomMax) return undefined
-    return handled || { waitMs: 0 }
+    return { waitMs: 0 }
   }
 
   const pass: Pass = async (signal, handledMax) => {
     const until = performance.now() + passMs
-    ;[handled, roomMax, lookAt] = [0, handledMax, 0]
+    ;[roomMax, lookAt] = [handledMax, 0]
     signal.addEventListener('abort', change, { once: true })
     try {
       for (;;) {
         if (faults.length > 0) throw faults.splice(0)[0]
-        if (signal.aborted) return handled
+        if (signal.aborted) return report()
         const next = changed.promise
         startWork()
         const result = outcome(until)
-        if (result !== undefined) return result
+        if (result !== undefined) return report() || result
         const timer = setTimeout(change, lookMs.horizon)
         await next
         clearTimeout(timer)
@@ -256,15 +225,14 @@ export function remoteRelayPass(options: RelayOptions): Pass {
   /** Waits for the answers that are due, as long as the grace lasts. What has none is sent again by the next. */
   async function finish(): Promise<number> {
     stopping = true
-    handled = 0
     while ((count.sent > 0 || running.size > 0) && !worker.dying.aborted) {
       if (publisher.away() !== undefined && running.size === 0) break
       startSettling(performance.now())
       await Promise.race([changed.promise, sleep(settleMs)])
     }
     if (count.known > 0) await settle()
-    await leave()
-    return handled
+    await leases.leave()
+    return report()
   }
   const wake = (): void => {
     lookAt = 0

@@ -36,6 +36,10 @@ export function createSlots() {
   /** May be sent, the oldest first; `first` is where they begin. */
   let ready: Entry[] = []
   let first = 0
+  /** Lost, and to be sent again before the others. */
+  let again: Entry[] = []
+  /** Lost, and not answered since: one of them may be what breaks the connection. */
+  const unsure = new Set<Entry>()
   /** `known`: their fate is, and they are not settled. */
   const count = { entries: 0, sent: 0, known: 0, bytes: 0 }
 
@@ -62,29 +66,42 @@ export function createSlots() {
     }
   }
 
+  /** Whether `next` may have one. */
+  const isReady = (): boolean => again.length > 0 || first < ready.length
+
   /** The next to send; it counts as sent. */
   function next(): Entry | undefined {
     for (;;) {
-      const entry = ready[first]
-      if (entry === undefined) {
-        ready = []
-        first = 0
-        return undefined
+      const entry = again.shift() ?? nextReady()
+      if (entry === undefined) return undefined
+      if (!isHeld(entry.slot) || entry.slot.leaving) {
+        unsure.delete(entry)
+        continue
       }
-      first++
-      if (first > 4096 && first * 2 > ready.length) {
-        ready = ready.slice(first)
-        first = 0
-      }
-      if (!isHeld(entry.slot) || entry.slot.leaving) continue
       entry.is = 'sent'
       count.sent++
       return entry
     }
   }
 
+  function nextReady(): Entry | undefined {
+    const entry = ready[first]
+    if (entry === undefined) {
+      ready = []
+      first = 0
+      return undefined
+    }
+    first++
+    if (first > 4096 && first * 2 > ready.length) {
+      ready = ready.slice(first)
+      first = 0
+    }
+    return entry
+  }
+
   function taken(entry: Entry): void {
     count.sent--
+    unsure.delete(entry)
     entry.is = 'taken'
     if (!isHeld(entry.slot)) return
     count.known++
@@ -95,9 +112,11 @@ export function createSlots() {
     else lines.delete(lineOf(entry))
   }
 
-  function refused(entry: Entry, why: string): void {
+  /** It goes aside, with those behind it; without `why` only to wait there. */
+  function refused(entry: Entry, why?: string): void {
     count.sent--
-    entry.error = why
+    unsure.delete(entry)
+    if (why !== undefined) entry.error = why
     if (!isHeld(entry.slot)) return
     entry.slot.aside.add(entry.event.subject)
     const line = lines.get(lineOf(entry)) ?? []
@@ -106,11 +125,13 @@ export function createSlots() {
     lines.delete(lineOf(entry))
   }
 
-  /** Its connection broke: it is sent again, before its followers. */
+  /** Its connection broke: it is sent again, before all others. */
   function lost(entry: Entry): void {
     count.sent--
     entry.is = 'waiting'
-    if (isHeld(entry.slot)) ready.push(entry)
+    if (!isHeld(entry.slot)) return
+    again.push(entry)
+    unsure.add(entry)
   }
 
   /** The first events of each slot whose fate is known. */
@@ -144,13 +165,15 @@ export function createSlots() {
   function drop(slot: Slot): void {
     if (!isHeld(slot)) return
     held.delete(slot.no)
+    again = again.filter((entry) => entry.slot !== slot)
+    for (const entry of slot.entries) unsure.delete(entry)
     forget(slot, slot.entries.slice())
     for (const key of lines.keys()) {
       if (lines.get(key)?.[0]?.slot === slot) lines.delete(key)
     }
   }
 
-  return { held, count, add, next, taken, refused, lost, done, forget, hold, drop }
+  return { held, count, unsure, add, isReady, next, taken, refused, lost, done, forget, hold, drop }
 }
 
 /** How far a slot is settled when these are. */

@@ -3,8 +3,8 @@
 // again and again, and take over when it has been silent for two seconds. Nothing here is lost with its process: the
 // bucket of the rate begins empty, the rest is read from the store and from Postgres.
 
+import { countEnds, noteFreed, readEndedTurns, settleTurns, tellNear } from '../../db/queueTurns.ts'
 import type { Db } from '../../db/schema.ts'
-import { countEnds, noteFreed, readEndedTurns, settleTurns, tellNear } from '../../db/turns.ts'
 import { noteLastSeat } from '../../db/waitingRooms.ts'
 import { type Bucket, fill, noShowRate, releasePerMinute } from '../../domain/admission.ts'
 import type { QueueStore } from '../../domain/waitingroom.ts'

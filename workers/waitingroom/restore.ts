@@ -1,8 +1,8 @@
 // Places that the store lost, given back. A token of an older epoch is believed for as long as a place is kept, counted
 // from the loss, unless its turn has come already; those who are connected need not even ask.
 
+import { readTaken } from '../../db/queueTurns.ts'
 import type { Db } from '../../db/schema.ts'
-import { readTaken } from '../../db/turns.ts'
 import type { Joined, QueueStore } from '../../domain/waitingroom.ts'
 import type { Log } from '../log.ts'
 import type { Client } from './client.ts'

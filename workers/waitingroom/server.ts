@@ -12,8 +12,8 @@ import Fastify, {
   LogController,
 } from 'fastify'
 import parseJson from 'secure-json-parse'
+import { leaveTurn } from '../../db/queueTurns.ts'
 import type { Db } from '../../db/schema.ts'
-import { leaveTurn } from '../../db/turns.ts'
 import { AppError } from '../../domain/errors.ts'
 import { type Joined, QueueAway, type QueueStore } from '../../domain/waitingroom.ts'
 import type { Authenticate } from '../auth.ts'

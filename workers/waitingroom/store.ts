@@ -1,8 +1,8 @@
 // Where the queues are kept: on Redis when REDIS_URL is set, for any number of processes, else on Postgres, for this one.
 // The Redis client is loaded only where it is used: it costs 25 MB.
 
+import { readUnfreed, recordTurns } from '../../db/queueTurns.ts'
 import type { Db } from '../../db/schema.ts'
-import { readUnfreed, recordTurns } from '../../db/turns.ts'
 import { openPostgresWaitingroom } from '../../db/waitingPlaces.ts'
 import { reviveRoom, type WaitingRoom } from '../../db/waitingRooms.ts'
 import type { QueueState, QueueStore } from '../../domain/waitingroom.ts'

@@ -1,0 +1,19 @@
+// The settings of the intake worker.
+
+import { parseRedisUrl } from '../../redis/address.ts'
+import { commonSettings, int, type Setting, type Values } from '../config.ts'
+
+export const intakeSettings = {
+  ...commonSettings,
+  REDIS_URL: {
+    doc: 'where the lists are that other systems push jobs on; unset: the worker has nothing to do',
+    secret: true,
+    parse: (value: string) => {
+      parseRedisUrl(value)
+      return value
+    },
+  } satisfies Setting<string> as Setting<string | undefined>,
+  INTAKE_BATCH: int({ doc: 'items moved in one transaction', fallback: 500, min: 1, max: 5000 }),
+} as const
+
+export type IntakeConfig = Values<typeof intakeSettings>
