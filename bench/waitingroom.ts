@@ -1,7 +1,7 @@
 // The waiting room with a crowd: people join over HTTP, each listens on a WebSocket, some are let in each second while
 // all others are kept up to date; the line is paused and resumed; some thousands lose their connection at once; then the
 // event is sold out. Beside it, in the same run, a plain `ws` server that broadcasts every change to all.
-// Usage: fleet bench waitingroom [--people 100000] [--servers 8] [--crowds 6] [--seconds 30] [--herd 12000]
+// Usage: fleet bench waitingroom [--people 100000] [--servers 6] [--crowds 6] [--seconds 30] [--herd 12000]
 // [--fair 50000] [--skip-plain]. Postgres and Redis are private ones. Exits 1 when anybody was let in twice, out of
 // order, or not at all.
 
@@ -26,7 +26,7 @@ import type { Order, Report } from './waitingroom/crowd.ts'
 const { values } = parseArgs({
   options: {
     people: { type: 'string', default: '100000' },
-    servers: { type: 'string', default: '8' },
+    servers: { type: 'string', default: '6' },
     crowds: { type: 'string', default: '6' },
     seconds: { type: 'string', default: '30' },
     herd: { type: 'string', default: '12000' },

@@ -33,8 +33,11 @@ const flags = {
   /** Pages of events come and go: a young space of 1 MB is collected all the time. */
   steady: ['--optimize-for-size', '--max-semi-space-size=4'],
   fast: [],
-  /** Most of it is connections: room for new garbage beside them would double what they take. */
-  crowd: ['--max-semi-space-size=4'],
+  /**
+   * Most of it is connections: room for new garbage beside them would double what they take. Several of these share a
+   * machine: a collection that waits for helping threads waits for the others' work.
+   */
+  crowd: ['--max-semi-space-size=4', '--no-parallel-scavenge'],
 } as const
 
 export const workers: readonly Worker[] = [

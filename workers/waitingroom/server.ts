@@ -158,8 +158,22 @@ function readBodies(app: FastifyInstance): void {
 function answerError(thrown: unknown, reply: FastifyReply, { log }: ServerParts): FastifyReply {
   const error = errorOf(thrown)
   const { status, headers, body } = problem(error)
-  if (status >= 500) log.error({ err: error.cause ?? error, code: error.code }, error.message)
+  if (error.cause instanceof QueueAway) tellAway(log, error)
+  else if (status >= 500) log.error({ err: error.cause ?? error, code: error.code }, error.message)
   return reply.code(status).headers(headers).send(body)
+}
+
+let awayToldAt = Number.NEGATIVE_INFINITY
+let awaySince = 0
+
+/** A crowd asks while the store is away: one line a second says so, and of how many. */
+function tellAway(log: Log, error: AppError): void {
+  awaySince++
+  const now = performance.now()
+  if (now - awayToldAt < 1000) return
+  log.warn({ err: error.cause, code: error.code, refused: awaySince }, error.message)
+  awayToldAt = now
+  awaySince = 0
 }
 
 function errorOf(thrown: unknown): AppError {
