@@ -31,7 +31,7 @@ export type Worker = {
 const flags = {
   small: ['--optimize-for-size', '--max-semi-space-size=1'],
   /** Pages of events come and go: a young space of 1 MB is collected all the time. */
-  steady: ['--optimize-for-size', '--max-semi-space-size=4'],
+  steady: ['--max-semi-space-size=4'],
   fast: [],
   /**
    * Most of it is connections: room for new garbage beside them would double what they take. Several of these share a

@@ -49,14 +49,28 @@ const fieldCount = 3
 /** Events of a source, in pages that follow one another. */
 export type Rows = { source: string; pages: readonly Events[] }
 
+/** A buffer of its own is used again each time, up to this. */
+const keptMax = 1024 * 1024
+
+/** `toCopy` for who sends one after the other. */
+export function createCopier(): typeof toCopy {
+  let kept = Buffer.alloc(0)
+  return (all) =>
+    toCopy(all, (size) => {
+      if (size > keptMax) return Buffer.allocUnsafe(size)
+      if (kept.length < size) kept = Buffer.allocUnsafeSlow(Math.min(keptMax, 2 * size))
+      return kept.subarray(0, size)
+    })
+}
+
 /** As COPY reads them: https://www.postgresql.org/docs/current/sql-copy.html, binary format. */
-export function toCopy(all: readonly Rows[]): Buffer {
+export function toCopy(all: readonly Rows[], room = Buffer.allocUnsafe): Buffer {
   const parts = all.map(({ source, pages }) => ({ head: rowHead(source), pages }))
   let size = signature.length + 2
   for (const { head, pages } of parts) {
     for (const { ids, spans } of pages) size += ids.length * (head.length + 12) + lengthOf(spans)
   }
-  const out = Buffer.allocUnsafe(size)
+  const out = room(size)
   const view = new DataView(out.buffer, out.byteOffset, size)
   out.set(signature, 0)
   let at = signature.length

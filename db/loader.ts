@@ -19,7 +19,7 @@ import {
   SourceFault,
   someOf,
 } from '../domain/loader.ts'
-import { copyAfter, quote, toCopy } from './copy.ts'
+import { copyAfter, createCopier, quote } from './copy.ts'
 import { createGroup } from './group.ts'
 import type { Database } from './open.ts'
 import type { Db } from './schema.ts'
@@ -37,15 +37,16 @@ type Quiet = { source: string; fence: bigint; newestId: bigint | undefined }
 export function openEventStore({ db, pool }: Pick<Database, 'db' | 'pool'>): EventStore {
   const draws = createGroup({ commit: (asked: Drawn[]) => draw(db, asked), divides: () => false })
   const quiets = createGroup({ commit: (all: Quiet[]) => noteQuiet(db, all), divides: () => false })
-  const appends = Array.from({ length: appendsMax }, () =>
-    createGroup({
-      commit: (all: Appending[]) => appendRising(pool, all),
+  const appends = Array.from({ length: appendsMax }, () => {
+    const toCopy = createCopier()
+    return createGroup({
+      commit: (all: Appending[]) => appendRising(pool, all, toCopy),
       // One that is fenced or that Postgres refuses fails alone.
       divides: (error) => /^(FL001|22|23|54)/.test(sqlState(error) ?? ''),
       groupMax: 64,
       waitMaxMs: 60_000,
-    }),
-  )
+    })
+  })
   let turn = 0
   /** An idle one, or each in turn. */
   const lane = () => appends.find(({ idle }) => idle) ?? appends[turn++ % appendsMax]
@@ -143,7 +144,11 @@ const moved = (cursor: Cursor, { toId, scanId, added }: Move): Appended => {
   return { cursor: { ...cursor, lastId: toId, afterId, failures: 0, quietMs }, added }
 }
 
-async function appendRising(pool: pg.Pool, group: readonly Appending[]): Promise<Appended[]> {
+async function appendRising(
+  pool: pg.Pool,
+  group: readonly Appending[],
+  toCopy: ReturnType<typeof createCopier>,
+): Promise<Appended[]> {
   const all = group.map(({ source, cursor, pages }) => {
     const events = pages.map((page) => page.events)
     const toId = lastIdOf(events.at(-1) ?? noEvents) ?? cursor.lastId

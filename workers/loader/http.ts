@@ -20,6 +20,7 @@ import { redact } from '../../domain/redact.ts'
 import { fillIn } from '../../domain/sources.ts'
 import { explainTls } from '../kept.ts'
 import type { Budget } from './budget.ts'
+import { type Buffers, createBuffers } from './buffers.ts'
 import { readLines, readReply } from './page.ts'
 
 export type HttpFetcherOptions = {
@@ -30,9 +31,12 @@ export type HttpFetcherOptions = {
 }
 
 const idleSocketMs = 15_000
+/** A reply that says it has so many bytes has room for them from the first on. */
+const trustedMax = 512 * 1024
 
 export function openHttpFetcher({ bytesMax, budget, secretOf }: HttpFetcherOptions): EventFetcher {
   const agentOptions = { keepAlive: true, maxFreeSockets: 4, timeout: idleSocketMs }
+  const buffers = createBuffers()
   const agents = { 'http:': new HttpAgent(agentOptions), 'https:': new HttpsAgent(agentOptions) }
 
   async function fetch(
@@ -50,19 +54,24 @@ export function openHttpFetcher({ bytesMax, budget, secretOf }: HttpFetcherOptio
     if (options.signal.aborted) stop()
     options.signal.addEventListener('abort', stop, { once: true })
     const share = budget.share()
+    const reply = new Reply(buffers)
+    const free = () => {
+      share.free()
+      reply.free()
+    }
     try {
       const response = await ask(source, afterId, limit, signal, options.sending)
       refuseUnlessGood(response)
       const lines = source.type === 'ndjson' ? limit : undefined
-      const { body, isCut } = await readBody(response, { bytesMax, lines, signal, share })
+      const { body, isCut } = await readBody(response, { bytesMax, lines, signal, share, reply })
       const { events, newestId } = lines
         ? { events: readLines(body), newestId: undefined }
         : readReply(body)
       const told = newestId ?? newestOf(response)
       const more = isCut || countOf(events) >= limit
-      return { events: firstOf(events, limit), more, newestId: told, free: share.free }
+      return { events: firstOf(events, limit), more, newestId: told, free }
     } catch (error) {
-      share.free()
+      free()
       if (signal.aborted) throw signal.reason
       throw explained(error)
     } finally {
@@ -170,38 +179,70 @@ type Reading = {
   lines: number | undefined
   signal: AbortSignal
   share: ReturnType<Budget['share']>
+  reply: Reply
+}
+
+/** As long as the reply says, or grown as it comes. */
+class Reply {
+  #buffers: Buffers
+  #buffer: Buffer | undefined
+  bytes = 0
+  constructor(buffers: Buffers) {
+    this.#buffers = buffers
+  }
+
+  /** @param length what the whole will be, where that is known */
+  add(chunk: Buffer, length: number): void {
+    const bytes = this.bytes + chunk.length
+    const before = this.#buffer
+    if (before === undefined || before.length < bytes) {
+      this.#buffer = this.#buffers.take(Math.max(bytes, length))
+      before?.copy(this.#buffer, 0, 0, this.bytes)
+      if (before !== undefined) this.#buffers.give(before)
+    }
+    if (this.#buffer !== undefined) chunk.copy(this.#buffer, this.bytes)
+    this.bytes = bytes
+  }
+
+  get body(): Buffer {
+    return this.#buffer?.subarray(0, this.bytes) ?? Buffer.alloc(0)
+  }
+
+  free(): void {
+    if (this.#buffer !== undefined) this.#buffers.give(this.#buffer)
+    this.#buffer = undefined
+  }
 }
 
 async function readBody(
   response: IncomingMessage,
-  { bytesMax, lines, signal, share }: Reading,
+  { bytesMax, lines, signal, share, reply }: Reading,
 ): Promise<{ body: Buffer; isCut: boolean }> {
-  const chunks: Buffer[] = []
-  let [bytes, found] = [0, 0]
+  let found = 0
   const stream = unpacked(response)
+  const told = stream === response ? Number(response.headers['content-length'] ?? 0) : 0
+  const length = Math.min(told || 0, bytesMax, trustedMax)
   const stop = () => stream.destroy(signal.reason)
   signal.addEventListener('abort', stop, { once: true })
   try {
     for await (const chunk of stream as AsyncIterable<Buffer>) {
-      bytes += chunk.length
-      if (bytes > bytesMax) {
+      if (reply.bytes + chunk.length > bytesMax) {
         throw new SourceFault(`the reply is larger than ${bytesMax} bytes (LOADER_BODY_MAX)`)
       }
-      chunks.push(chunk)
+      reply.add(chunk, length)
       const room = share.take(chunk.length)
       if (room) await Promise.race([room, aborted(signal)])
       if (lines === undefined) continue
       const before = found
       found += countLines(chunk)
       if (found < lines) continue
-      if (found > before) return { body: wholeLines(Buffer.concat(chunks)), isCut: true }
+      if (found > before) return { body: wholeLines(reply.body), isCut: true }
     }
   } finally {
     signal.removeEventListener('abort', stop)
     if (!response.complete) response.destroy()
   }
-  const [only] = chunks
-  return { body: chunks.length === 1 && only ? only : Buffer.concat(chunks), isCut: false }
+  return { body: reply.body, isCut: false }
 }
 
 const aborted = (signal: AbortSignal) =>
