@@ -168,7 +168,7 @@ let awayToldAt = Number.NEGATIVE_INFINITY
 let awaySince = 0
 
 /** A crowd asks while the store is away: one line a second says so, and of how many. */
-function tellAway(log: Log, error: AppError): void {
+function tellAway(log: Pick<Log, 'warn'>, error: AppError): void {
   awaySince++
   const now = performance.now()
   if (now - awayToldAt < 1000) return
