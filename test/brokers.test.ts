@@ -3,7 +3,7 @@
 
 import assert from 'node:assert/strict'
 import { randomUUID } from 'node:crypto'
-import { before, beforeEach, describe, test } from 'node:test'
+import { before, beforeEach, describe, type TestContext, test } from 'node:test'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { jetstreamManager } from '@nats-io/jetstream'
 import { connect } from '@nats-io/transport-node'
@@ -339,4 +339,80 @@ test('NATS: a wider stream is used, and what the user may not send is refused by
   const denied = openNats({ url: wrong, log, sizeMax: 1e6, mayGoUnheard: () => false })
   await until(() => /refuses the user name or the password/.test(denied.away() ?? ''))
   await denied.close()
+})
+
+const sent = (publisher: Publisher) =>
+  new Promise<Verdict>((tell) => {
+    const event = { id: randomUUID(), type: 'order.completed', subject: 'x' }
+    publisher.publish({ ...event, body: Buffer.from('{}') }, tell)
+  })
+function opened(t: TestContext, open: Tried['open'], url: string): Publisher {
+  const publisher = open({ url, log, sizeMax: 1e6, mayGoUnheard: () => false })
+  t.after(() => publisher.close())
+  return publisher
+}
+
+/** What is wrong is said, and once it is mended events are taken. */
+async function untilMended(publisher: Publisher, why: RegExp, mend: () => unknown): Promise<void> {
+  await until(() => why.test(publisher.away() ?? ''))
+  await mend()
+  await until(async () => publisher.away() === undefined && (await sent(publisher)).is === 'taken')
+}
+
+test('Redis: no TLS, a wrong password, a key that is no stream, memory that is full', {
+  skip: withoutRedisServer(),
+}, async (t) => {
+  const own = await startRedis(['maxmemory-policy noeviction'])
+  const url = `redis://127.0.0.1:${own.port}`
+  const client = new Redis(url)
+  t.after(() => client.disconnect())
+  const tls = opened(t, openRedisStream, url.replace('redis:', 'rediss:'))
+  await until(() => /does not answer to TLS/.test(tls.away() ?? ''))
+
+  await client.set('flotilla:events', 'a text')
+  await untilMended(opened(t, openRedisStream, url), /is no stream/, () =>
+    client.del('flotilla:events'),
+  )
+
+  const full = opened(t, openRedisStream, url)
+  await until(() => full.away() === undefined)
+  await client.config('SET', 'maxmemory', '1')
+  assert.deepEqual(await sent(full), { is: 'lost' })
+  await untilMended(full, /OOM|memory/, () => client.config('SET', 'maxmemory', '0'))
+
+  await client.config('SET', 'requirepass', 'right')
+  const wrong = opened(t, openRedisStream, url.replace('//', '//:wrong@'))
+  await untilMended(wrong, /refuses the user name or the password/, () =>
+    client.config('SET', 'requirepass', 'wrong'),
+  )
+  assert.doesNotMatch(wrong.away() ?? '', /wrong/)
+})
+
+test('NATS: no TLS, a stream that is full, deleted, or has other subjects', {
+  skip: withoutNats(),
+}, async (t) => {
+  const own = await startNats()
+  const connection = await connect({ servers: own.url.slice(7) })
+  t.after(() => connection.close())
+  const manager = await jetstreamManager(connection)
+  const tls = opened(t, openNats, own.url.replace('nats:', 'tls:'))
+  await until(() => /TLS failed|tls/i.test(tls.away() ?? ''))
+
+  const name = 'flotilla_events'
+  await manager.streams.add({ name, subjects: ['other.>'] })
+  await untilMended(opened(t, openNats, own.url), /without the subjects/, () =>
+    manager.streams.delete(name),
+  )
+
+  const publisher = opened(t, openNats, own.url)
+  await until(() => publisher.away() === undefined)
+  await manager.streams.delete(name)
+  // Nobody takes it; the stream is made anew, and it is taken.
+  assert.deepEqual(await sent(publisher), { is: 'lost' })
+  await until(async () => (await sent(publisher)).is === 'taken')
+  await manager.streams.update(name, { max_msgs: 1 })
+  assert.deepEqual(await sent(publisher), { is: 'lost' })
+  await untilMended(publisher, /maximum messages/, () =>
+    manager.streams.update(name, { max_msgs: -1 }),
+  )
 })

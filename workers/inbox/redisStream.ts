@@ -54,7 +54,8 @@ export function openConsumer(options: ConsumerOptions): Consumer<StreamDelivery>
     }
   }
 
-  const kept = keepOpen({ what: `Redis at ${hostsOf(url)}`, log, explain: explainRedis, live })
+  const explain = (error: Error) => explainRedis(error, url)
+  const kept = keepOpen({ what: `Redis at ${hostsOf(url)}`, log, explain, live })
 
   async function next(from: EventStream, max: number, waitMs: number): Promise<StreamEntry[]> {
     if (performance.now() > claimAt) {

@@ -41,7 +41,7 @@ export function openPublisher({ url, log, sizeMax }: PublisherOptions): Publishe
   const kept = keepOpen({
     what: `Redis at ${hostsOf(url)}`,
     log,
-    explain: explainRedis,
+    explain: (error) => explainRedis(error, url),
     live,
     onChange() {
       for (const listener of listeners) listener()
