@@ -267,3 +267,46 @@ export const commandAccepted = {
   type: 'object',
   properties: { command_id: uuid, status: { type: 'string', enum: ['pending'] } },
 } as const
+
+/** https://docs.stripe.com/api/events/object: what it has besides is not looked at. */
+export const stripeWebhook = {
+  type: 'object',
+  required: ['id', 'type', 'data'],
+  properties: {
+    id: { type: 'string', pattern: '^[\\x21-\\x7e]{1,200}$' },
+    type: { type: 'string', pattern: '^[a-z0-9_.]{1,100}$' },
+    data: {
+      type: 'object',
+      required: ['object'],
+      properties: { object: { type: 'object' } },
+    },
+  },
+} as const
+
+export const queueParams = {
+  type: 'object',
+  required: ['queue'],
+  properties: { queue: { type: 'string' } },
+} as const
+
+export const newJob = {
+  type: 'object',
+  additionalProperties: false,
+  required: ['data'],
+  properties: {
+    data: { type: 'object', description: 'what the worker of the queue takes' },
+    job_id: {
+      ...uuid,
+      description: 'a UUID: a second job with it is not made',
+    },
+    priority: { ...whole(0, 1_000_000), description: 'a whole number: higher first' },
+    start_after: { ...time, description: 'a time such as 2027-01-31T20:00:00Z' },
+  },
+} as const
+export type NewJobBody = Static<typeof newJob>
+
+export const jobAccepted = {
+  type: 'object',
+  required: ['job_id', 'queue'],
+  properties: { job_id: uuid, queue: { type: 'string' } },
+} as const
