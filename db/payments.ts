@@ -17,9 +17,10 @@ import { transaction } from './transaction.ts'
 import { standingEventsOf, takeTurns } from './turns.ts'
 
 export type PaymentOutcome =
-  | { is: 'confirmed'; orderId: string; /** Of other places than those held, or of those taken again. */ late: boolean }
+  /** late: its hold was over, and places were taken again. */
+  | { is: 'confirmed'; orderId: string; late: boolean }
   | { is: 'refund_due'; reason: RefundReason }
-  /** It failed; cancelled: that gave the places back. */
+  /** cancelled: that gave the places back. */
   | { is: 'failed'; cancelled: boolean }
   /** It was decided before. */
   | { is: 'known' }

@@ -70,6 +70,9 @@ describe('a job by the API', () => {
       assert.deepEqual(Object.keys(answer.json), ['job_id', 'queue'])
       const made = (await rows()).find(({ id }) => id === answer.json.job_id)
       assert.deepEqual([made?.name, made?.data], [name, data])
+      const shown = await api.call('GET', String(answer.headers.location), { internal: true })
+      assert.deepEqual([shown.status, shown.json.state, shown.json.attempts], [200, 'ready', 0])
+      assert.equal(shown.json.data, undefined)
     }
     assert.equal((await rows()).length, Object.keys(good).length)
   })
@@ -129,6 +132,17 @@ describe('a job by the API', () => {
       assert.ok(!answer.text.includes(secret))
     }
     assert.deepEqual(await rows(), [])
+  })
+
+  test('that is nowhere is said to be so', async () => {
+    for (const [path, code] of [
+      [`jobs/email/${randomUUID()}`, 'JOB_NOT_FOUND'],
+      ['jobs/email/1', 'JOB_NOT_FOUND'],
+      [`jobs/nothing/${randomUUID()}`, 'QUEUE_NOT_FOUND'],
+    ] as const) {
+      const answer = await api.call('GET', path, { internal: true })
+      assert.deepEqual([answer.status, answer.json.code], [404, code])
+    }
   })
 
   test('is for internal programs, with a key', async () => {

@@ -140,10 +140,14 @@ export function createCommands(options: CommandOptions): Commands {
     task: Task<Command>,
     effect: (tx: Tx) => Promise<T | AppError>,
     body: (made: T) => object,
+    location?: string,
   ) {
     return transaction(db, async (tx) => {
       const made = await effect(tx)
-      const answer = respond(made, body, statusOf[task.command.name] ?? 201)
+      const decided = respond(made, body, statusOf[task.command.name] ?? 201)
+      const answer = location
+        ? { ...decided, headers: { ...decided.headers, location } }
+        : decided
       await saveAnswers(tx, [task], [answer])
       return answer
     })
@@ -185,6 +189,7 @@ export function createCommands(options: CommandOptions): Commands {
           { command, receipt },
           (tx) => enqueueJob(tx, queue, job),
           () => ({ job_id: job.id, queue }),
+          `/api/v1/jobs/${queue}/${job.id}`,
         )
       }
     }

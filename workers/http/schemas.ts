@@ -295,15 +295,38 @@ export const newJob = {
   required: ['data'],
   properties: {
     data: { type: 'object', description: 'what the worker of the queue takes' },
-    job_id: {
-      ...uuid,
-      description: 'a UUID: a second job with it is not made',
-    },
-    priority: { ...whole(0, 1_000_000), description: 'a whole number: higher first' },
+    job_id: uuid,
+    priority: whole(0, 1_000_000),
     start_after: { ...time, description: 'a time such as 2027-01-31T20:00:00Z' },
   },
 } as const
 export type NewJobBody = Static<typeof newJob>
+
+export const jobParams = {
+  type: 'object',
+  required: ['queue', 'id'],
+  properties: { queue: { type: 'string' }, id: uuid },
+} as const
+
+export const job = {
+  type: 'object',
+  required: ['job_id', 'queue', 'state', 'attempts', 'attempts_max', 'created_at', 'due_at'],
+  properties: {
+    job_id: uuid,
+    queue: { type: 'string' },
+    state: {
+      type: 'string',
+      enum: ['ready', 'delayed', 'active', 'failed', 'finished'],
+      description: 'failed: it is in the dead letter queue',
+    },
+    attempts: { type: 'integer' },
+    attempts_max: { type: 'integer' },
+    created_at: time,
+    due_at: time,
+    finished_at: time,
+    error: { type: 'string', description: 'of the last attempt that failed' },
+  },
+} as const
 
 export const jobAccepted = {
   type: 'object',

@@ -137,7 +137,7 @@ export async function createServer(parts: ServerParts): Promise<FastifyInstance>
       addUserRoutes(api, guard)
       addQuotaRoutes(api, guard)
       addCommandRoutes(api, guard, parts)
-      addJobRoutes(api, guard)
+      addJobRoutes(api, guard, parts)
       addWebhookRoutes(api, parts)
       addStripeRoutes(api, parts)
       methods.refuseOthers(api)

@@ -1,16 +1,26 @@
-// Jobs made by internal programs: of any queue, checked as its worker would.
+// Jobs made by internal programs: of any queue, checked as its worker would; and how one stands, without what it brings.
 
 import type { FastifyInstance } from 'fastify'
 import { v7 as uuidv7 } from 'uuid'
+import { findJobs, type JobDetail } from '../../../db/operate.ts'
+import type { Db } from '../../../db/schema.ts'
 import { AppError } from '../../../domain/errors.ts'
 import { checkPayload } from '../../../domain/payloads.ts'
 import { type Queue, queueOf, queues } from '../../../domain/queues.ts'
 import { redact } from '../../../domain/redact.ts'
+import { json } from '../../problem.ts'
 import { invalid } from '../../validation.ts'
 import type { Guard } from '../guard.ts'
-import { jobAccepted, type NewJobBody, newJob, queueParams } from '../schemas.ts'
+import {
+  job,
+  jobAccepted,
+  jobParams,
+  type NewJobBody,
+  newJob,
+  queueParams,
+} from '../schemas.ts'
 
-export function addJobRoutes(api: FastifyInstance, guard: Guard): void {
+export function addJobRoutes(api: FastifyInstance, guard: Guard, { db }: { db: Db }): void {
   api.post('/jobs/:queue', {
     attachValidation: true,
     config: { access: 'internal', keyed: true, problems: ['QUEUE_NOT_FOUND'] },
@@ -40,6 +50,47 @@ export function addJobRoutes(api: FastifyInstance, guard: Guard): void {
       }
     }),
   })
+
+  api.get('/jobs/:queue/:id', {
+    attachValidation: true,
+    config: {
+      access: 'internal',
+      notFound: 'JOB_NOT_FOUND',
+      problems: ['QUEUE_NOT_FOUND', 'JOB_NOT_FOUND'],
+    },
+    schema: {
+      tags: ['jobs'],
+      summary: 'Shows how a job stands',
+      params: jobParams,
+      response: { 200: { description: 'The job', ...job } },
+    },
+    handler: guard.read(async (request) => {
+      const { queue: name, id } = request.params as { queue: string; id: string }
+      const queue = knownQueue(name)
+      const found = (await findJobs(db, id)).find((one) => one.queue === queue.name)
+      if (found === undefined) {
+        const text = `${queue.name} has no job ${id}: finished ones are kept for a day, if at all`
+        throw new AppError('JOB_NOT_FOUND', text)
+      }
+      return json(200, toBody(found))
+    }),
+  })
+}
+
+function toBody(found: JobDetail) {
+  const { id, queue, state, attempts, attempts_max, created_at, due_at } = found
+  const { finished_at, error } = found
+  return {
+    job_id: id,
+    queue,
+    state,
+    attempts,
+    attempts_max,
+    created_at,
+    due_at,
+    ...(finished_at && { finished_at }),
+    ...(error && { error: redact(error) }),
+  }
 }
 
 /** @throws AppError QUEUE_NOT_FOUND that lists the known */
