@@ -145,9 +145,7 @@ export function createCommands(options: CommandOptions): Commands {
     return transaction(db, async (tx) => {
       const made = await effect(tx)
       const decided = respond(made, body, statusOf[task.command.name] ?? 201)
-      const answer = location
-        ? { ...decided, headers: { ...decided.headers, location } }
-        : decided
+      const answer = location ? { ...decided, headers: { ...decided.headers, location } } : decided
       await saveAnswers(tx, [task], [answer])
       return answer
     })
