@@ -10,6 +10,9 @@ import { closeCircuit, openCircuit } from '../db/circuits.ts'
 import { circuitsSwitchedOff, isEnabled, readFlagChanges, readFlags, setFlag } from '../db/flags.ts'
 import { decodeAlert } from '../domain/alerts.ts'
 import { flags } from '../domain/flags.ts'
+import type { EmailProvider } from '../workers/email/provider.ts'
+import { createProviders } from '../workers/email/providers.ts'
+import { createLog } from '../workers/log.ts'
 import { type TestDatabase, testDatabase } from './database.ts'
 import { emptyJobs, everyJob } from './jobRows.ts'
 
@@ -124,6 +127,33 @@ describe('a flag', () => {
     const [{ reason = '' } = {}] = await alerts()
     assert.match(reason, /^401 for Bearer \*\*\* x+$/)
     assert.equal(reason.length, 500)
+  })
+
+  test('of a mail provider sends mails to the next while a person has it off, and no mail tries it', async () => {
+    const provider = (name: string): EmailProvider => ({ name, send: async () => ({ is: 'sent' }) })
+    const providers = createProviders({
+      db: fresh.db,
+      providers: [provider('mailgun'), provider('smtp')],
+      worker: { log: createLog('test', 'silent') },
+      waitsMs: { first: 0, most: 0 },
+    })
+    const next = async () => {
+      await providers.refresh()
+      return providers.next()?.provider.name
+    }
+    assert.equal(await next(), 'mailgun')
+    await setFlag(fresh.db, 'mail_mailgun', false, byAnn)
+    assert.equal(await next(), 'smtp')
+    await setFlag(fresh.db, 'mail_smtp', false, byAnn)
+    assert.equal(await next(), undefined)
+    assert.ok(providers.awayMs() > 1000)
+    // The circuit's own word lets one mail try it, once its wait is over.
+    await setFlag(fresh.db, 'mail_smtp', true, byAnn)
+    await openCircuit(fresh.db, 'email:smtp', { ...opening, waitMs: () => 0 })
+    assert.equal(await isEnabled(fresh.db, 'mail_smtp'), false)
+    assert.equal(await next(), 'smtp')
+    await setFlag(fresh.db, 'mail_mailgun', true, byAnn)
+    assert.equal(await next(), 'mailgun')
   })
 
   async function fleet(words: string[]) {
