@@ -3,7 +3,15 @@
 
 import { type JobSchedule, jobSchedules } from './retries.ts'
 
-export type QueueName = 'commands' | 'outbox' | 'inbox' | 'email' | 'push' | 'push:priority'
+export type QueueName =
+  | 'commands'
+  | 'outbox'
+  | 'inbox'
+  | 'email'
+  | 'push'
+  | 'push:priority'
+  | 'alert'
+  | 'payments'
 
 export type Queue = {
   name: QueueName
@@ -73,6 +81,21 @@ export const queues: readonly Queue[] = [
     name: 'push:priority',
     purpose: 'push messages that overtake those of the queue push',
     retry: 'notification',
+    expireInSeconds: 120,
+    keepFinished: true,
+  },
+  {
+    name: 'alert',
+    purpose: 'alerts for people: Slack and e-mail',
+    retry: 'notification',
+    expireInSeconds: 60,
+    keepFinished: true,
+  },
+  {
+    name: 'payments',
+    purpose:
+      'payments that came or failed: each confirms or cancels its reservation, or is due back',
+    retry: 'background',
     expireInSeconds: 120,
     keepFinished: true,
   },
