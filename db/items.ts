@@ -8,7 +8,7 @@ import { type ItemJob, imageUrlOf } from '../domain/items.ts'
 import type { QueueName } from '../domain/queues.ts'
 import type { Db, Tx } from './schema.ts'
 import { sendJobs } from './sends.ts'
-import { notifyQueues } from './wake.ts'
+import { wakeAfterCommit } from './wake.ts'
 
 export type ItemContent = { title: string; description: string; image: string | null }
 
@@ -45,7 +45,6 @@ const queueOf = {
   RecomputeSimilar: 'similar',
 } as const satisfies Record<ItemJob['type'], QueueName>
 
-/** Also wakes their workers, with the commit: writes of items are no hot ones. */
 export async function sendItemJobs(
   tx: Tx,
   types: readonly ItemJob['type'][],
@@ -56,11 +55,8 @@ export async function sendItemJobs(
   for (const type of types) {
     const jobs = items.map(({ id, version }) => jobOf(type, id, version, requested))
     await sendJobs(tx, queueOf[type], jobs)
+    wakeAfterCommit(tx, queueOf[type])
   }
-  await notifyQueues(
-    tx,
-    types.map((type) => queueOf[type]),
-  )
 }
 
 export async function createItem(

@@ -3,6 +3,7 @@
 
 import { decodeAlert } from '../../domain/alerts.ts'
 import { decodeEmailJob } from '../../domain/emails.ts'
+import { decodeItemJob } from '../../domain/items.ts'
 import { decodePushJob } from '../../domain/pushes.ts'
 import type { QueueName } from '../../domain/queues.ts'
 import { decodeEvent } from '../../workers/inbox/events.ts'
@@ -15,6 +16,9 @@ const decoders: Readonly<Partial<Record<QueueName, Decode>>> = {
   email: decodeEmailJob,
   push: decodePushJob,
   'push:priority': decodePushJob,
+  search: decodeItemJob('IndexItem'),
+  embed: decodeItemJob('EmbedItem'),
+  similar: decodeItemJob('RecomputeSimilar'),
   alert: decodeAlert,
 }
 

@@ -6,6 +6,7 @@ import { analyzeSeats, createEvent, type NewEvent } from '../../db/events.ts'
 import { createGroup, createLanes } from '../../db/group.ts'
 import { type Held, type Hold, holdPlaces } from '../../db/holds.ts'
 import { confirmReservations, type Order } from '../../db/orders.ts'
+import { createItem, type ItemContent, putItem } from '../../db/items.ts'
 import { createQuota, type NewQuota } from '../../db/quotas.ts'
 import { type Receipt, ReceiptTaken, readReceipt, saveReceipts } from '../../db/receipts.ts'
 import { type Reservation, type ReservationBody, toBody } from '../../db/reservations.ts'
@@ -27,6 +28,8 @@ export type Command =
   | ({ name: 'createEvent'; event: NewEvent } & Requested)
   | ({ name: 'createQuota'; quota: NewQuota } & Requested)
   | ({ name: 'putUser' } & PutUser & Requested)
+  | ({ name: 'createItem'; item: ItemContent } & Requested)
+  | ({ name: 'putItem'; itemId: string; item: ItemContent } & Requested)
 
 export type Commands = {
   /**
@@ -132,7 +135,7 @@ export function createCommands(options: CommandOptions): Commands {
   ) {
     return transaction(db, async (tx) => {
       const made = await effect(tx)
-      const answer = respond(made, body, task.command.name === 'putUser' ? 200 : 201)
+      const answer = respond(made, body, task.command.name.startsWith('put') ? 200 : 201)
       await saveAnswers(tx, [task], [answer])
       return answer
     })
@@ -167,6 +170,18 @@ export function createCommands(options: CommandOptions): Commands {
           { command, receipt },
           (tx) => putUser(tx, command),
           (user) => user,
+        )
+      case 'createItem':
+        return await single(
+          { command, receipt },
+          (tx) => createItem(tx, command.item, command),
+          (item) => item,
+        )
+      case 'putItem':
+        return await single(
+          { command, receipt },
+          (tx) => putItem(tx, command.itemId, command.item, command),
+          (item) => item,
         )
     }
   }

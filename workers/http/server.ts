@@ -22,6 +22,7 @@ import { addMethods } from './methods.ts'
 import { addOpenApi } from './openapi.ts'
 import { addCommandRoutes } from './routes/commands.ts'
 import { addEventRoutes } from './routes/events.ts'
+import { addItemRoutes, type ItemParts } from './routes/items.ts'
 import { addQuotaRoutes } from './routes/quotas.ts'
 import { addReservationRoutes } from './routes/reservations.ts'
 import { addUserRoutes } from './routes/users.ts'
@@ -29,7 +30,8 @@ import { addWebhookRoutes } from './routes/webhooks.ts'
 import { noBody } from './schemas.ts'
 import { traceRequests } from './trace.ts'
 
-export type ServerParts = Omit<GuardParts, 'runLater'> & {
+export type ServerParts = Omit<GuardParts, 'runLater'> &
+  Pick<ItemParts, 'found'> & {
   config: GuardParts['config'] &
     Pick<HttpConfig, 'TRUSTED_PROXIES' | 'HTTP_REQUEST_TIMEOUT' | 'MAILGUN_SIGNING_KEY'>
   db: Db
@@ -130,6 +132,7 @@ export async function createServer(parts: ServerParts): Promise<FastifyInstance>
       addReservationRoutes(api, guard, parts)
       addUserRoutes(api, guard)
       addQuotaRoutes(api, guard)
+      addItemRoutes(api, guard, parts)
       addCommandRoutes(api, guard, parts)
       addWebhookRoutes(api, parts)
       methods.refuseOthers(api)
