@@ -31,7 +31,7 @@ export async function dueSpaces(db: Db, isForced: boolean): Promise<number[]> {
 }
 
 /** Finds the centre, and from now on has every new vector coded by it too. */
-export async function beginCodes(db: Db, spaceId: number): Promise<Rebuild> {
+async function beginCodes(db: Db, spaceId: number): Promise<Rebuild> {
   const { rows } = await sql<{ n: number }>`
     select count(*)::int as n from item_embeddings where space_id = ${spaceId}`.execute(db)
   const total = rows[0]?.n ?? 0
@@ -85,7 +85,7 @@ async function sampleCentre(db: Db, spaceId: number, total: number) {
 }
 
 /** The next codes. @returns the last id, null: there are no more */
-export async function moreCodes(
+async function moreCodes(
   db: Db,
   rebuild: Rebuild,
   after: string | null,
@@ -106,7 +106,7 @@ export async function moreCodes(
 }
 
 /** How far the lists reach by the new codes, once all are there. */
-export async function moreReach(db: Db, { spaceId }: Rebuild, after: string | null) {
+async function moreReach(db: Db, { spaceId }: Rebuild, after: string | null) {
   const rows = await batchOf(db, spaceId, after, false)
   await setReach(
     db,
@@ -125,7 +125,7 @@ async function batchOf(db: Db, spaceId: number, after: string | null, withVector
 }
 
 /** From now on the new codes are compared. */
-export async function finishCodes(db: Db, rebuild: Rebuild): Promise<void> {
+async function finishCodes(db: Db, rebuild: Rebuild): Promise<void> {
   const { spaceId, generation, total } = rebuild
   await sql`
     update item_spaces set generation = ${generation}, centre = next_centre, centred_on = ${total},
@@ -134,7 +134,7 @@ export async function finishCodes(db: Db, rebuild: Rebuild): Promise<void> {
 }
 
 /** Some of the old codes. @returns how many */
-export async function dropOldCodes(db: Db, { spaceId, generation }: Rebuild): Promise<number> {
+async function dropOldCodes(db: Db, { spaceId, generation }: Rebuild): Promise<number> {
   const { numAffectedRows } = await sql`
     delete from item_codes where ctid = any(array(
       select ctid from item_codes where space_id = ${spaceId} and generation < ${generation}
@@ -142,25 +142,39 @@ export async function dropOldCodes(db: Db, { spaceId, generation }: Rebuild): Pr
   return Number(numAffectedRows)
 }
 
-/** All of it. `tell` is called as it goes on. */
-export async function rebuildCodes(
-  db: Db,
-  spaceId: number,
-  { signal, tell }: { signal: AbortSignal; tell?(done: number, total: number): void },
-): Promise<number> {
-  const rebuild = await beginCodes(db, spaceId)
+export type CodesRebuild = {
+  /** Of the vectors there were at the start. */
+  total(): number
+  /** How many have their new codes. */
+  done(): number
+  /** A bounded piece. @returns false: it was the last one */
+  more(): Promise<boolean>
+}
+
+/** All of it, piece by piece. */
+export function rebuildCodes(db: Db, spaceId: number): CodesRebuild {
+  let rebuild: Rebuild | undefined
+  let after: string | null = null
   let done = 0
-  for (const step of [moreCodes, moreReach]) {
-    let after: string | null = null
-    do {
-      if (signal.aborted) return done
-      const { made, last }: { made: number; last: string | null } = await step(db, rebuild, after)
-      if (step === moreCodes) done += made
-      tell?.(done, Math.max(rebuild.total, done))
-      after = last
-    } while (after !== null)
+  let phase: 'begin' | 'codes' | 'reach' | 'finish' | 'drop' | 'end' = 'begin'
+
+  return {
+    total: () => Math.max(rebuild?.total ?? 0, done),
+    done: () => done,
+    async more() {
+      if (phase === 'begin' || rebuild === undefined) {
+        rebuild = await beginCodes(db, spaceId)
+        phase = 'codes'
+      } else if (phase === 'codes' || phase === 'reach') {
+        const { made, last } = await (phase === 'codes' ? moreCodes : moreReach)(db, rebuild, after)
+        if (phase === 'codes') done += made
+        after = last
+        if (last === null) phase = phase === 'codes' ? 'reach' : 'finish'
+      } else if (phase === 'finish') {
+        await finishCodes(db, rebuild)
+        phase = 'drop'
+      } else if ((await dropOldCodes(db, rebuild)) === 0) phase = 'end'
+      return phase !== 'end'
+    },
   }
-  await finishCodes(db, rebuild)
-  while (!signal.aborted && (await dropOldCodes(db, rebuild)) > 0);
-  return done
 }

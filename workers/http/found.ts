@@ -4,8 +4,11 @@
 import { type ItemBody, readItems, searchItems } from '../../db/items.ts'
 import { readSimilar, readSubject, type SimilarItem, withItems } from '../../db/neighbours.ts'
 import type { Db } from '../../db/schema.ts'
-import { type Breaker, within } from '../breakers.ts'
-import type { OpenSearch } from '../opensearch.ts'
+import { isEnabled } from '../../db/flags.ts'
+import { type Breaker, type Breakers, within } from '../breakers.ts'
+import { readSeldom } from '../metrics.ts'
+import { type OpenSearch, openSearch } from '../opensearch.ts'
+import type { HttpConfig } from './config.ts'
 
 export type ItemsFound = {
   byWords(asked: { q: string; limit: number; offset: number }): Promise<ItemBody[]>
@@ -17,6 +20,19 @@ export const findInPostgres = (db: Db): ItemsFound => ({
   byWords: (asked) => searchItems(db, asked),
   byLikeness: (itemId, limit) => readSimilar(db, itemId, limit),
 })
+
+type FoundConfig = Pick<HttpConfig, 'OPENSEARCH_URL' | 'OPENSEARCH_INDEX'>
+
+export function openItemsFound(
+  db: Db,
+  { OPENSEARCH_URL: url, OPENSEARCH_INDEX: alias }: FoundConfig,
+  breakers: Breakers,
+): ItemsFound {
+  if (url === undefined) return findInPostgres(db)
+  const search = openSearch({ url, alias, timeoutMs: answerMs })
+  const isOn = readSeldom(() => isEnabled(db, 'search_index'), 1000)
+  return findInOpenSearch(db, { search, breaker: breakers('opensearch'), isOn })
+}
 
 /** A person waits: longer than that, and Postgres is asked. */
 const answerMs = 1500
@@ -43,6 +59,7 @@ export function findInOpenSearch(db: Db, { search, breaker, isOn }: {
 
   return {
     async byWords(asked) {
+      // Undefined also where there is no index yet.
       const ids = await tried(() => search.byWords(asked))
       return ids === undefined ? await postgres.byWords(asked) : await readItems(db, ids)
     },
@@ -51,7 +68,7 @@ export function findInOpenSearch(db: Db, { search, breaker, isOn }: {
       if (subject === undefined) return []
       const { spaceId, vector } = subject
       const near = await tried(() => search.byLikeness(spaceId, vector, limit + 1))
-      if (near === undefined) return await postgres.byLikeness(itemId, limit)
+      if (near === undefined || near.length === 0) return await postgres.byLikeness(itemId, limit)
       return (await withItems(db, near.filter(({ id }) => id !== itemId))).slice(0, limit)
     },
   }
