@@ -68,9 +68,7 @@ export function createVendor(options: VendorOptions): Vendor {
     if (status === 429) {
       // Nothing is paid for any more: no waiting helps.
       if (code === 'insufficient_quota') return { is: 'gone', told, why }
-      const asked = readRetryAfter(headers.get('retry-after-ms'), 0)
-      const afterMs =
-        asked === undefined ? (readRetryAfter(headers.get('retry-after')) ?? limitedMs) : asked / 1000
+      const afterMs = readRetryAfter(headers.get('retry-after')) ?? limitedMs
       return { is: 'limited', told, why, afterMs }
     }
     if ([401, 402, 403, 404, 405].includes(status)) return { is: 'gone', told, why }
