@@ -95,7 +95,10 @@ export function openSearch({ url, alias, timeoutMs }: OpenSearchOptions) {
   }
 
   async function aliases(): Promise<Aliases> {
-    const found = (await call('GET', `_alias/${alias}*`)) as Record<string, { aliases: object }>
+    const found = (await call('GET', `_alias/${alias}*`).catch((error) => {
+      if (error instanceof SearchFault && error.status === 404) return {}
+      throw error
+    })) as Record<string, { aliases: object }>
     const indexOf = (name: string) =>
       Object.entries(found).find(([, { aliases: known }]) => Object.hasOwn(known, name))?.[0]
     return { live: indexOf(alias), next: indexOf(next) }
