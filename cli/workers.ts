@@ -2,6 +2,7 @@
 // deployment go by, with the V8 flags each runs under.
 
 import { join } from 'node:path'
+import { alertSettings, readAlertConfig } from '../workers/alert/config.ts'
 import { ConfigError, type Environment, readConfig, type Settings } from '../workers/config.ts'
 import { emailSettings, readEmailConfig } from '../workers/email/config.ts'
 import { embedSettings, readEmbedConfig } from '../workers/embed/config.ts'
@@ -119,6 +120,13 @@ export const workers: readonly Worker[] = [
     purpose: 'keeps the lists of similar items',
     memory: 'steady',
     settings: similarSettings,
+  },
+  {
+    name: 'alert',
+    purpose: 'tells people what went wrong',
+    memory: 'small',
+    settings: alertSettings,
+    read: readAlertConfig,
   },
 ]
 

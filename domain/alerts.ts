@@ -69,3 +69,65 @@ export function decodeAlert(data: unknown): Alert {
   if (fault !== undefined) throw new Error(fault)
   return data as Alert
 }
+
+/** As people read it, whatever it is sent by. */
+export type AlertText = {
+  title: string
+  facts: { label: string; value: string }[]
+  /** Somebody has to do something. */
+  isUrgent: boolean
+}
+
+export function describeAlert(alert: Alert): AlertText {
+  const at = { label: 'At', value: alert.at }
+  switch (alert.type) {
+    case 'NotifyFlagAutoDisabled':
+      return {
+        title: `${alert.flag} was switched off: ${alert.circuit} is away`,
+        facts: [
+          { label: 'Why', value: alert.reason },
+          at,
+          { label: 'Next', value: 'it comes back by itself; see: fleet flags' },
+        ],
+        isUrgent: true,
+      }
+    case 'NotifyFlagRecovered':
+      return {
+        title: `${alert.flag} is on again: ${alert.circuit} was away for ${inWords(alert.seconds)}`,
+        facts: [at],
+        isUrgent: false,
+      }
+    case 'NotifyDeadLetters': {
+      const jobs = alert.count === 1 ? 'a job was' : `${alert.count} jobs were`
+      return {
+        title: `${jobs} given up in the queue ${alert.queue}`,
+        facts: [
+          { label: 'Last error', value: alert.error },
+          at,
+          { label: 'Next', value: `jobs failed:show --queue ${alert.queue}` },
+        ],
+        isUrgent: true,
+      }
+    }
+  }
+}
+
+const inWords = (seconds: number): string =>
+  seconds < 120
+    ? `${seconds} s`
+    : seconds < 7200
+      ? `${Math.round(seconds / 60)} min`
+      : `${Math.round(seconds / 3600)} h`
+
+export type Channel = 'slack' | 'email'
+
+/**
+ * Where an alert goes, of what there is. Not by the way that it says is broken, if there is another: dead letters of
+ * `alert` are what Slack refused, those of `email` are mails.
+ */
+export function channelsFor(alert: Alert, there: readonly Channel[]): readonly Channel[] {
+  if (alert.type !== 'NotifyDeadLetters') return there
+  const { queue } = alert
+  if (queue === 'alert') return there.filter((channel) => channel !== 'slack')
+  return queue === 'email' && there.includes('slack') ? ['slack'] : there
+}

@@ -14,6 +14,7 @@ export type QueueName =
   | 'search'
   | 'embed'
   | 'similar'
+  | 'payments'
 
 export type Queue = {
   name: QueueName
@@ -114,6 +115,13 @@ export const queues: readonly Queue[] = [
     retry: 'background',
     expireInSeconds: 120,
     keepFinished: false,
+  },
+  {
+    name: 'payments',
+    purpose: 'payments that came or failed: each confirms or cancels its reservation, or is due back',
+    retry: 'background',
+    expireInSeconds: 120,
+    keepFinished: true,
   },
 ]
 

@@ -29,6 +29,7 @@ const unlimited = {
   HTTP_REQUEST_TIMEOUT: 30,
   TRUSTED_PROXIES: undefined,
   MAILGUN_SIGNING_KEY: undefined,
+  STRIPE_WEBHOOK_SECRET: undefined,
 }
 
 /** No limits unless given; `over` replaces parts. */

@@ -22,6 +22,9 @@ export const givenUp = problem(
 /** A signature is not believed any more long before its token is forgotten. */
 const mailgunTokens = { provider: 'mailgun', keepSeconds: 4 * ageMaxSeconds }
 
+/** For as long as Stripe, or a person at its dashboard, may send one again. */
+const stripeEvents = { provider: 'stripe', keepSeconds: 30 * 86_400 }
+
 type Parts = { db: Db; stores: Stores; jobs: Jobs; worker: Worker }
 
 export const upkeepLoops = ({ db, stores, jobs, worker }: Parts): Loop[] => [
@@ -37,6 +40,9 @@ export const upkeepLoops = ({ db, stores, jobs, worker }: Parts): Loop[] => [
     name: 'http prune',
     schedule: everyMinute,
     pass: async () =>
-      (await stores.prune()) + (await pruneCommands(db)) + (await pruneWebhooks(db, mailgunTokens)),
+      (await stores.prune()) +
+      (await pruneCommands(db)) +
+      (await pruneWebhooks(db, mailgunTokens)) +
+      (await pruneWebhooks(db, stripeEvents)),
   }),
 ]
