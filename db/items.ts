@@ -7,8 +7,7 @@ import { AppError } from '../domain/errors.ts'
 import { type ItemJob, imageUrlOf } from '../domain/items.ts'
 import type { QueueName } from '../domain/queues.ts'
 import type { Db, Tx } from './schema.ts'
-import { sendJobs } from './sends.ts'
-import { wakeAfterCommit } from './wake.ts'
+import { sendInTransaction } from './sends.ts'
 
 export type ItemContent = { title: string; description: string; image: string | null }
 
@@ -54,8 +53,7 @@ export async function sendItemJobs(
   if (items.length === 0) return
   for (const type of types) {
     const jobs = items.map(({ id, version }) => jobOf(type, id, version, requested))
-    await sendJobs(tx, queueOf[type], jobs)
-    wakeAfterCommit(tx, queueOf[type])
+    await sendInTransaction(tx, queueOf[type], jobs)
   }
 }
 
@@ -119,7 +117,7 @@ type Row = ItemContent & {
   updated_at: Date
 }
 
-/** `asText`: also the image that the item holds itself. */
+/** `isWhole`: also an image that the item holds itself. */
 const bodyOf = (row: Row, isWhole: boolean): ItemBody => {
   const image = isWhole ? (row.image ?? undefined) : imageUrlOf(row.image)
   return {
