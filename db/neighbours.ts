@@ -8,7 +8,7 @@ import { similarMax } from '../domain/items.ts'
 import { fromBytes, innerProduct } from '../domain/vectors.ts'
 import { type ItemBody, readItems, sendItemJobs } from './items.ts'
 import type { Db, Tx } from './schema.ts'
-import { transaction } from './transaction.ts'
+import { sqlState, transaction } from './transaction.ts'
 
 /** In a list: half as many again as are served, to outlast some that leave. */
 export const keptMax = 32
@@ -148,17 +148,26 @@ export async function removeNeighbour(db: Db, itemId: string): Promise<number> {
   })
 }
 
+const triesMax = 5
+
 /** One at a time over all instances. READ COMMITTED: what is read after the wait is what the one before has written. */
-function inTurn<T>(db: Db, fn: (tx: Tx, no: string) => Promise<T>): Promise<T> {
-  return transaction(
-    db,
-    async (tx) => {
-      const { rows } = await sql<{ no: string }>`
-        update item_turns set no = no + 1 returning no`.execute(tx)
-      return await fn(tx, rows[0]?.no as string)
-    },
-    { isolation: 'read committed' },
-  )
+async function inTurn<T>(db: Db, fn: (tx: Tx, no: string) => Promise<T>): Promise<T> {
+  for (let tries = 1; ; tries++) {
+    try {
+      return await transaction(
+        db,
+        async (tx) => {
+          const { rows } = await sql<{ no: string }>`
+            update item_turns set no = no + 1 returning no`.execute(tx)
+          return await fn(tx, rows[0]?.no as string)
+        },
+        { isolation: 'read committed' },
+      )
+    } catch (error) {
+      // An item that was read was deleted before its list was written.
+      if (sqlState(error) !== '23503' || tries === triesMax) throw error
+    }
+  }
 }
 
 /** Those that are still there, and those that were written since the look, as they are now. */

@@ -1,10 +1,10 @@
 // When the next call to a vendor may begin, from what its answers say of its limits (x-ratelimit-limit-*, -remaining-*,
 // -reset-* for requests and for tokens), as arithmetic on a state that all instances share.
 //
-// What is left is spread evenly over the time until the reset. Of a window that begins anew this uses all and never
-// more; of a bucket that fills steadily it settles at half full, where it gives out as fast as it fills. So it needs not
-// know which of the two a vendor has, nor how long its window is. What was begun after the call that an answer is to has
-// not been counted there, and is taken off; an answer older than one already heard is not news.
+// Calls are spread evenly: as many as the limit allows in a window, and no more than what is left until the reset. So it
+// does not matter whether a vendor counts in windows that begin anew or in buckets that fill steadily. What was begun
+// after the call that an answer is to has not been counted there, and is taken off; an answer older than one already
+// heard is no news. After a reset, until an answer tells more, there is a new window.
 
 export type Meter = { limit: number; remaining: number; resetMs: number }
 
@@ -33,8 +33,9 @@ export type PaceState = {
   nextAt: number
   /** Nobody calls before, ms: the vendor asked for it. */
   heldUntil: number
-  /** What a call costs in tokens, to what it was taken for. */
+  /** What a call costs in tokens, to what it is estimated at; a mean of so many answers. */
   tokenFactor: number
+  costsHeard: number
   /** Since when no answer has come to the first calls, of which there is one at a time. */
   asking?: number
 }
@@ -47,15 +48,17 @@ export const freshState = (): PaceState => ({
   heardNo: 0,
   nextAt: 0,
   heldUntil: 0,
-  tokenFactor: 1,
+  // Rather too much than too little, until answers tell.
+  tokenFactor: 2,
+  costsHeard: 0,
 })
 
 /** A slot is reserved so long before its time at most. */
 const aheadMs = 250
 /** While nothing is known of the limits there is one call at a time, for as long as one may take. */
 const blindMs = 60_000
-/** Of what is left: the last of it is for what nobody counted. */
-const share = 0.98
+/** Of a limit: the rest is for calls that arrive late, in the next window, and for what nobody counted. */
+const share = 0.95
 
 /**
  * Reserves the next call, or says in how many ms it is worth asking again. `nowMs`: the database's; `windowMs`: how long
@@ -84,7 +87,10 @@ export function reserveCall(
   }
   const wait = Math.max(0, ...meters.map(([heard, sum, want]) => lackMs(heard, sum, want, at)))
   if (wait > 0) return { state: { ...state, nextAt: at + wait }, waitMs: at + wait - nowMs }
-  state.nextAt = at + Math.max(0, ...meters.map(([heard, sum, want]) => gapMs(heard, sum, want, at)))
+  const gaps = meters.map(([heard, sum, want]) =>
+    Math.max((want * windowMs) / (heard.limit * share), restMs(heard, sum, want, at)),
+  )
+  state.nextAt = at + Math.max(0, ...gaps)
   state.calls++
   state.tokens += tokens
   return { state, ticket: { no: state.calls, tokens, tokensBegun: state.tokens }, waitMs: at - nowMs }
@@ -103,8 +109,8 @@ const leftOf = ({ limit, remaining, begun }: Heard, sum: number): number =>
 const lackMs = (heard: Heard, sum: number, want: number, at: number): number =>
   leftOf(heard, sum) >= Math.min(want, heard.limit * share) ? 0 : heard.resetAt - at
 
-/** How long this call's part of the time until the reset is. */
-const gapMs = (heard: Heard, sum: number, want: number, at: number): number =>
+/** How long this call's part of the time until the reset is, by what is left. */
+const restMs = (heard: Heard, sum: number, want: number, at: number): number =>
   (want * (heard.resetAt - at)) / Math.max(want, leftOf(heard, sum))
 
 /** An answer to `ticket`'s call came. `usedTokens`: what it says the call cost. */
@@ -116,7 +122,7 @@ export function hear(
   nowMs: number,
 ): PaceState {
   const { asking: _, ...answered } = state
-  const next: PaceState = { ...answered, tokenFactor: factorAfter(state, ticket, usedTokens) }
+  const next: PaceState = { ...answered, ...costAfter(state, ticket, usedTokens) }
   if (ticket.no <= state.heardNo) return next
   next.heardNo = ticket.no
   if (told.requests) {
@@ -135,11 +141,16 @@ const heardOf = ({ limit, remaining, resetMs }: Meter, begun: number, nowMs: num
   resetAt: nowMs + resetMs,
 })
 
-/** A mean over about ten calls, within reason. */
-function factorAfter(state: PaceState, { tokens }: Ticket, used: number | undefined): number {
-  if (used === undefined || used <= 0) return state.tokenFactor
-  const seen = (used / tokens) * state.tokenFactor
-  return Math.min(100, Math.max(0.01, state.tokenFactor + (seen - state.tokenFactor) * 0.1))
+/** A mean over the last ten or so, within reason. */
+function costAfter(
+  { tokenFactor, costsHeard }: PaceState,
+  { tokens }: Ticket,
+  used: number | undefined,
+): Pick<PaceState, 'tokenFactor' | 'costsHeard'> {
+  if (used === undefined || used <= 0) return { tokenFactor, costsHeard }
+  const seen = (used / tokens) * tokenFactor
+  const mean = tokenFactor + (seen - tokenFactor) / Math.min(10, costsHeard + 1)
+  return { tokenFactor: Math.min(100, Math.max(0.01, mean)), costsHeard: costsHeard + 1 }
 }
 
 /** A call came to nothing. `heldUntil`: the vendor asked for nobody to call before; 0: it said nothing. */

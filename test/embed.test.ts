@@ -170,20 +170,20 @@ describe('an item', () => {
 
 describe('limits', () => {
   for (const kind of ['window', 'bucket'] as const) {
-    test(`30 items a minute (of 3 s here): no 429, all embedded, two processes together (${kind})`, async () => {
-      const windowMs = 3000
-      await server.mood({ limits: { requests: 40, tokens: 400, windowMs, kind }, latencyMs: 150 })
-      await makeItems(30, 'Signed poster')
-      const begunAt = performance.now()
+    test(`30 items a minute (of 5 s here): no 429, all embedded, two processes together (${kind})`, async () => {
+      const windowMs = 5000
+      const count = 60
+      // Two minutes' worth at least: all at once would be refused.
+      await server.mood({ limits: { requests: 40, tokens: 300, windowMs, kind }, latencyMs: 300 })
+      await makeItems(count, 'Signed poster')
       const other = fresh.open()
       const passes = [build({ windowMs }).pass, build({ windowMs, on: other.db }).pass]
-      await Promise.all(passes.map((pass) => passUntil(pass, async () => (await embedded()) === 30)))
+      await Promise.all(passes.map((pass) => passUntil(pass, async () => (await embedded()) === count)))
       const calls = await server.calls()
       assert.deepEqual([...new Set(calls.map(({ status }) => status))], [200])
-      assert.equal(calls.length, 30)
+      assert.equal(calls.length, count)
       const spent = calls.reduce((sum, { tokens }) => sum + tokens, 0)
-      assert.ok(spent > 190, `${spent} tokens`)
-      assert.ok(performance.now() - begunAt < 60_000)
+      assert.ok(spent > 300, `${spent} tokens`)
       assert.deepEqual(
         (await states()).map(({ state, attempts }) => [state, attempts]),
         [['completed', 0]],
@@ -313,9 +313,10 @@ describe('the worker', () => {
     assert.equal(await exited(heir), 0, heir.output())
     assert.ok((await states()).every(({ state }) => state !== 'active'))
     await server.mood({ latencyMs: 5 })
-    const last = startWorker('embed', url, ['--once'], env)
+    const last = startWorker('embed', url, [], env)
+    await until(async () => (await embedded()) === 12)
+    last.process.kill('SIGTERM')
     assert.equal(await exited(last), 0, last.output())
-    assert.equal(await embedded(), 12)
     assert.ok(!`${killed.output()}${heir.output()}${last.output()}`.includes(apiKey))
   })
 

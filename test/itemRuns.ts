@@ -1,10 +1,11 @@
 // Items for tests: made and embedded without the API and a vendor, and their jobs run until there are none.
 
+import { setTimeout as sleep } from 'node:timers/promises'
 import { sql } from 'kysely'
 import { storeEmbedding } from '../db/embeddings.ts'
 import { createItem, deleteItem, type ItemContent, putItem } from '../db/items.ts'
 import type { Jobs } from '../db/jobs.ts'
-import { type Scored } from '../db/neighbours.ts'
+import type { Scored } from '../db/neighbours.ts'
 import type { Db } from '../db/schema.ts'
 import { transaction } from '../db/transaction.ts'
 import { innerProduct, normalized } from '../domain/vectors.ts'
@@ -61,6 +62,7 @@ export async function drain(pass: Pass): Promise<number> {
     const outcome = await pass(quiet, Number.POSITIVE_INFINITY)
     if (typeof outcome === 'number') handled += outcome
     if (outcome === 0) break
+    if (typeof outcome === 'object') await sleep(Math.min(50, outcome.waitMs))
   }
   return handled + ((await pass.finish?.()) ?? 0)
 }

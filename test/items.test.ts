@@ -6,7 +6,7 @@ import { randomUUID } from 'node:crypto'
 import { after, beforeEach, describe, test } from 'node:test'
 import { sql } from 'kysely'
 import { decodeItemJob, imageDataMax, imageFault } from '../domain/items.ts'
-import { codeBits, codeOf, fromBytes, innerProduct, normalized, toBytes } from '../domain/vectors.ts'
+import { centreOf, codeBits, codeOf, fromBytes, innerProduct, normalized, toBytes } from '../domain/vectors.ts'
 import { newKey, openApi } from './api.ts'
 import { testDatabase } from './database.ts'
 import { clusteredVectors, diceOf } from './itemRuns.ts'
@@ -248,7 +248,7 @@ describe('vectors', () => {
     assert.throws(() => normalized([Number.NaN, 1]), /finite/)
   })
 
-  for (const dimensions of [3, 64, 700, 1536, 3072]) {
+  for (const dimensions of [64, 700, 1536, 3072]) {
     test(`of ${dimensions} dimensions differ in as many bits as their angle says`, () => {
       const direction = () => normalized(Array.from({ length: dimensions }, () => random() - 0.5))
       for (let i = 0; i < 20; i++) {
@@ -257,20 +257,18 @@ describe('vectors', () => {
         const angle = Math.acos(Math.min(1, innerProduct(a, near)))
         const expected = (codeBits * angle) / Math.PI
         const found = differing(codeOf(a, undefined), codeOf(near, undefined))
-        // Of three dimensions the same few directions come again and again.
-        const margin = dimensions < 64 ? 400 : 120
-        assert.ok(Math.abs(found - expected) < margin, `${found} bits for ${expected}`)
+        // Five deviations.
+        assert.ok(Math.abs(found - expected) < 115, `${found} bits for ${expected}`)
       }
     })
   }
 
   test('in a narrow cone are told apart once the centre is taken off', () => {
     const vectors = clusteredVectors(60, 256, 6)
-    const centre = normalized(vectors.reduce((sum, one) => sum.map((x, i) => x + (one[i] as number)), new Float32Array(256)))
-    const off = centre.map((x) => x * 0.8)
+    const centre = centreOf(vectors)
     const spread = (of: Float32Array | undefined) =>
       differing(codeOf(vectors[0] as Float32Array, of), codeOf(vectors[1] as Float32Array, of)) -
       differing(codeOf(vectors[0] as Float32Array, of), codeOf(vectors[6] as Float32Array, of))
-    assert.ok(spread(off) > spread(undefined))
+    assert.ok(spread(centre) > spread(undefined))
   })
 })
