@@ -32,7 +32,8 @@ const dimensions = options.full ? 1536 : Number(options.dimensions)
 const faults: string[] = []
 const tell = (what: string, value: string) => console.log(`${what.padEnd(62)}${value.padStart(16)}`)
 const quantile = (values: readonly number[], q: number): number =>
-  values.toSorted((a, b) => a - b)[Math.min(values.length - 1, Math.floor(values.length * q))] ?? Number.NaN
+  values.toSorted((a, b) => a - b)[Math.min(values.length - 1, Math.floor(values.length * q))] ??
+  Number.NaN
 const ms = (value: number): string => `${value.toFixed(1)} ms`
 
 /** Rows of items with vectors near some hundreds of centres, and some that are near nothing. */
@@ -52,19 +53,24 @@ async function fill({ database: { db } }: Place): Promise<Map<string, Float32Arr
       return { id, vector, code, title: `${a} ${b} no ${from}`, description: `${c} ${from % 97}` }
     })
     const ids = rows.map(({ id }) => id)
-    await sql`insert into items (id, title, description, content_version)
-      select id, title, description, 1 from unnest(${ids}::uuid[],
+    await sql`insert into items (id, title, description, search, content_version)
+      select id, title, description, item_words(title, description), 1 from unnest(${ids}::uuid[],
         ${rows.map(({ title }) => title)}::text[], ${rows.map(({ description }) => description)}::text[])
         as t (id, title, description)`.execute(db)
     await sql`insert into item_embeddings (item_id, space_id, content_version, vector)
       select id, 1, 1, decode(vector, 'hex') from unnest(${ids}::uuid[],
-        ${rows.map(({ vector }) => toBytes(vector).toString('hex'))}::text[]) as t (id, vector)`.execute(db)
+        ${rows.map(({ vector }) => toBytes(vector).toString('hex'))}::text[]) as t (id, vector)`.execute(
+      db,
+    )
     await sql`insert into item_codes (space_id, generation, item_id, code)
       select 1, 1, id, ('x' || code)::bit(2048) from unnest(${ids}::uuid[],
         ${rows.map(({ code }) => code)}::text[]) as t (id, code)`.execute(db)
   }
   await sql`vacuum analyze items, item_embeddings, item_codes`.execute(db)
-  tell(`${count} items of ${dimensions} dimensions made, rows a second`, String(Math.round(count / ((performance.now() - begun) / 1000))))
+  tell(
+    `${count} items of ${dimensions} dimensions made, rows a second`,
+    String(Math.round(count / ((performance.now() - begun) / 1000))),
+  )
   return vectors
 }
 
@@ -90,8 +96,14 @@ async function nearest(place: Place, vectors: Map<string, Float32Array>, when: s
   }
   const recall = found / (asked * similarMax)
   tell(`neighbours ${when}: recall of the ${similarMax} likest`, recall.toFixed(4))
-  tell(`neighbours ${when}: p50 / p99`, `${ms(quantile(times, 0.5))} / ${ms(quantile(times, 0.99))}`)
-  tell(`neighbours ${when}: compared exactly, mean`, (compared.reduce((a, b) => a + b, 0) / asked).toFixed(0))
+  tell(
+    `neighbours ${when}: p50 / p99`,
+    `${ms(quantile(times, 0.5))} / ${ms(quantile(times, 0.99))}`,
+  )
+  tell(
+    `neighbours ${when}: compared exactly, mean`,
+    (compared.reduce((a, b) => a + b, 0) / asked).toFixed(0),
+  )
   return recall
 }
 
@@ -100,11 +112,17 @@ async function recode(place: Place): Promise<void> {
   const rebuild = rebuildCodes(place.database.db, Number(spaceId))
   const begun = performance.now()
   while (await rebuild.more());
-  tell('codes made anew around their centre', `${((performance.now() - begun) / 1000).toFixed(1)} s`)
+  tell(
+    'codes made anew around their centre',
+    `${((performance.now() - begun) / 1000).toFixed(1)} s`,
+  )
 }
 
 /** The whole job, both ways. */
-async function both({ database: { db } }: Place, vectors: Map<string, Float32Array>): Promise<void> {
+async function both(
+  { database: { db } }: Place,
+  vectors: Map<string, Float32Array>,
+): Promise<void> {
   const times: number[] = []
   for (const id of [...vectors.keys()].slice(0, 100)) {
     const begun = performance.now()
@@ -113,7 +131,10 @@ async function both({ database: { db } }: Place, vectors: Map<string, Float32Arr
     await writeNeighbours(db, id, subject, await findNearest(db, id, subject))
     times.push(performance.now() - begun)
   }
-  tell('an item compared and both lists written: p50 / p99', `${ms(quantile(times, 0.5))} / ${ms(quantile(times, 0.99))}`)
+  tell(
+    'an item compared and both lists written: p50 / p99',
+    `${ms(quantile(times, 0.5))} / ${ms(quantile(times, 0.99))}`,
+  )
 }
 
 async function words({ database: { db } }: Place): Promise<void> {
@@ -126,7 +147,10 @@ async function words({ database: { db } }: Place): Promise<void> {
       times.push(performance.now() - begun)
     }
     if (hits === 0) faults.push(`${q} found nothing`)
-    tell(`words in Postgres, ${q}: p50 / p99`, `${ms(quantile(times, 0.5))} / ${ms(quantile(times, 0.99))}`)
+    tell(
+      `words in Postgres, ${q}: p50 / p99`,
+      `${ms(quantile(times, 0.5))} / ${ms(quantile(times, 0.99))}`,
+    )
   }
 }
 
@@ -175,7 +199,10 @@ async function rebuildUnderWrites(place: Place): Promise<void> {
     await Promise.all(workers.map(stopWorker))
     await search.call('POST', 'items/_refresh')
     const lost = await differences(place, search)
-    tell(`index of ${items} items built anew, with ${2 * writes} writes meanwhile`, `${seconds.toFixed(1)} s`)
+    tell(
+      `index of ${items} items built anew, with ${2 * writes} writes meanwhile`,
+      `${seconds.toFixed(1)} s`,
+    )
     tell('searches meanwhile, and those that saw a hole', `${searches}, ${holes}`)
     tell('items that the index and Postgres differ in', String(lost))
     if (holes > 0) faults.push(`${holes} searches saw a hole`)
@@ -190,7 +217,10 @@ console.log(`${cpus().length} × ${cpus()[0]?.model}, load ${loadavg()[0]?.toFix
 const place = await openPlace()
 try {
   const vendor = await embedThirty(place)
-  tell(`30 items through limits, a minute being ${vendor.minute} s`, `${vendor.seconds.toFixed(1)} s`)
+  tell(
+    `30 items through limits, a minute being ${vendor.minute} s`,
+    `${vendor.seconds.toFixed(1)} s`,
+  )
   tell('calls, refused with 429', `${vendor.calls}, ${vendor.refused}`)
   if (vendor.refused > 0) faults.push(`${vendor.refused} calls were refused`)
   if (vendor.embedded !== 30) faults.push(`${vendor.embedded} of 30 items were embedded`)

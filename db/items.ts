@@ -4,7 +4,7 @@
 import { sql } from 'kysely'
 import { v7 as uuidv7 } from 'uuid'
 import { AppError } from '../domain/errors.ts'
-import { type ItemJob, imageUrlOf } from '../domain/items.ts'
+import { folded, type ItemJob, imageUrlOf } from '../domain/items.ts'
 import type { QueueName } from '../domain/queues.ts'
 import type { Db, Tx } from './schema.ts'
 import { sendInTransaction } from './sends.ts'
@@ -57,6 +57,9 @@ export async function sendItemJobs(
   }
 }
 
+const wordsOf = ({ title, description }: ItemContent) =>
+  sql`item_words(${folded(title)}, ${folded(description)})`
+
 export async function createItem(
   tx: Tx,
   content: ItemContent,
@@ -65,8 +68,9 @@ export async function createItem(
   const id = uuidv7()
   const { rows } = await sql<{ version: string }>`
     with next as (select nextval('item_versions') as version)
-    insert into items (id, title, description, image, version, content_version)
-    select ${id}::uuid, ${content.title}, ${content.description}, ${content.image}, version, version from next
+    insert into items (id, title, description, image, search, version, content_version)
+    select ${id}::uuid, ${content.title}, ${content.description}, ${content.image},
+      ${wordsOf(content)}, version, version from next
     returning version`.execute(tx)
   return await follow(tx, id, rows[0]?.version as string, requested)
 }
@@ -80,7 +84,7 @@ export async function putItem(
 ): Promise<ItemChanged | AppError> {
   const { rows } = await sql<{ version: string }>`
     update items set title = ${content.title}, description = ${content.description},
-      image = ${content.image}, version = next.version, content_version = next.version,
+      image = ${content.image}, search = ${wordsOf(content)}, version = next.version, content_version = next.version,
       updated_at = clock_timestamp()
     from (select nextval('item_versions') as version
       from (select from items where id = ${id} for update) locked) next
@@ -163,7 +167,7 @@ export async function searchItems(
 ): Promise<ItemBody[]> {
   const { rows } = await sql<{ id: string }>`
     with asked as (
-      select websearch_to_tsquery('simple', ${q}) || websearch_to_tsquery('english', ${q}) as query
+      select websearch_to_tsquery('simple', ${folded(q)}) || websearch_to_tsquery('english', ${folded(q)}) as query
     ), found as materialized (
       select i.id, i.search from items i, asked where i.search @@ asked.query limit ${weighedMax}
     )

@@ -119,7 +119,9 @@ export async function writeNeighbours(
         and content_version = ${subject.contentVersion} for share`.execute(tx)
     if (rows.length === 0) return 'stale'
     const all = await withLate(tx, itemId, subject, scored)
-    const kept = all.toSorted((a, b) => b.score - a.score || (a.id < b.id ? -1 : 1)).slice(0, keptMax)
+    const kept = all
+      .toSorted((a, b) => b.score - a.score || (a.id < b.id ? -1 : 1))
+      .slice(0, keptMax)
     await sql`delete from item_neighbours where item_id = ${itemId}`.execute(tx)
     await sql`
       insert into item_neighbours (item_id, other_id, score)
@@ -244,7 +246,9 @@ async function refill(tx: Tx, ids: readonly string[]): Promise<void> {
   const { rows } = await sql<{ id: string; version: string }>`
     select i.id, i.version from items i join item_embeddings e on e.item_id = i.id
     where i.id = any(${[...ids]}::uuid[]) and not e.whole
-      and (select count(*) from item_neighbours n where n.item_id = i.id) < ${similarMax}`.execute(tx)
+      and (select count(*) from item_neighbours n where n.item_id = i.id) < ${similarMax}`.execute(
+    tx,
+  )
   await sendItemJobs(tx, ['RecomputeSimilar'], rows)
 }
 

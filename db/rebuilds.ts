@@ -17,7 +17,12 @@ const silentSeconds = 30
 /** @returns what is to be gone on with, or made, as `owner`; seconds since the sign of life of somebody who is at it */
 export async function claimRebuild(
   db: Db,
-  { target, indexName, total, owner }: { target: string; indexName: string; total: number; owner: string },
+  {
+    target,
+    indexName,
+    total,
+    owner,
+  }: { target: string; indexName: string; total: number; owner: string },
 ): Promise<RebuildRow | number> {
   const { rows } = await sql<RebuildRow>`
     insert into item_rebuilds as r (target, index_name, total, owner)

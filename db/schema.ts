@@ -328,7 +328,7 @@ export type Schema = {
     image: string | null
     version: Generated<string>
     content_version: BigInt
-    search: GeneratedAlways<string>
+    search: Generated<string>
     created_at: Made
     updated_at: Made
   }
@@ -360,7 +360,7 @@ export type Schema = {
     reach: Generated<number>
   }
   item_neighbours: { item_id: string; other_id: string; score: number }
-  item_turns: { only: Generated<boolean>; no: BigInt }
+  item_turns: { is_only: Generated<boolean>; no: BigInt }
   vendor_limits: { name: string; state: Json<PaceState> }
   item_rebuilds: {
     target: string

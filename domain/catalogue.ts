@@ -134,14 +134,7 @@ export const dataSchemas = {
   },
   'payment.webhook': {
     type: 'object',
-    required: [
-      'provider',
-      'payment_id',
-      'reservation_id',
-      'outcome',
-      'webhook_id',
-      'webhook_type',
-    ],
+    required: ['provider', 'payment_id', 'reservation_id', 'outcome', 'webhook_id', 'webhook_type'],
     properties: {
       ...payment,
       outcome: { type: 'string', pattern: '^(paid|failed)$' },

@@ -47,12 +47,12 @@ export const decodeItemJob =
     }
   }
 
-/** The first bytes of each kind of image, by its media type. */
+/** The first bytes of each kind of image, in hexadecimal, by its media type. */
 const beginnings: Readonly<Record<string, RegExp>> = {
-  'image/png': /^\x89PNG\r\n\x1a\n/,
-  'image/jpeg': /^\xff\xd8\xff/,
-  'image/gif': /^GIF8[79]a/,
-  'image/webp': /^RIFF[\s\S]{4}WEBP/,
+  'image/png': /^89504e470d0a1a0a/,
+  'image/jpeg': /^ffd8ff/,
+  'image/gif': /^474946383[79]61/,
+  'image/webp': /^52494646.{8}57454250/,
 }
 const mediaTypes = Object.keys(beginnings)
   .map((type) => type.slice('image/'.length))
@@ -70,13 +70,14 @@ function dataFault(image: string): string | undefined {
   if (image.length > imageDataMax) {
     return `have ${imageDataMax} characters at most as a data: URL; larger ones go by an https URL`
   }
-  const [, type = '', base64 = ''] = /^data:([a-z]+\/[a-z]+);base64,([A-Za-z0-9+/]+={0,2})$/.exec(image) ?? []
+  const [, type = '', base64 = ''] =
+    /^data:([a-z]+\/[a-z]+);base64,([A-Za-z0-9+/]+={0,2})$/.exec(image) ?? []
   const begins = beginnings[type]
   if (begins === undefined) {
     return `be a data: URL such as data:image/png;base64,…, of one of ${mediaTypes}`
   }
   if (base64.length % 4 !== 0) return 'hold whole base64'
-  const first = Buffer.from(base64.slice(0, 24), 'base64').toString('latin1')
+  const first = Buffer.from(base64.slice(0, 24), 'base64').toString('hex')
   return begins.test(first) ? undefined : `hold what its media type says, ${type}`
 }
 
@@ -100,5 +101,18 @@ export const imageUrlOf = (image: string | null): string | undefined =>
   image === null || image.startsWith('data:') ? undefined : image
 
 /** The text that is embedded. */
-export const embeddedText = ({ title, description }: { title: string; description: string }): string =>
-  description === '' ? title : `${title}\n\n${description}`
+export const embeddedText = ({
+  title,
+  description,
+}: {
+  title: string
+  description: string
+}): string => (description === '' ? title : `${title}\n\n${description}`)
+
+/** Without capitals and accents, as words are kept and looked for. */
+export const folded = (text: string): string =>
+  text
+    .normalize('NFKD')
+    .replace(/[\u0300-\u036f]/g, '')
+    .normalize('NFC')
+    .toLowerCase()

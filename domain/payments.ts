@@ -61,7 +61,9 @@ const outcomes: Readonly<Record<string, PaymentData['outcome']>> = {
  */
 export function readStripeEvent({ type, data: { object } }: StripeEvent): PaymentData | undefined {
   const outcome = Object.hasOwn(outcomes, type) ? outcomes[type] : undefined
-  const reservation_id = textOf((object.metadata as { reservation_id?: unknown } | null)?.reservation_id)
+  const reservation_id = textOf(
+    (object.metadata as { reservation_id?: unknown } | null)?.reservation_id,
+  )
   const isSession = type.startsWith('checkout.')
   // One payment, whichever of its two objects tells of it: a session names its intent, once there is one.
   const payment_id = (isSession ? idOf(object.payment_intent) : undefined) ?? textOf(object.id)

@@ -3,7 +3,10 @@
 const mostMs = 3_600_000
 
 /** In ms from now, an hour at most; undefined: it says nothing. */
-export function readRetryAfter(value: string | null | undefined, now = Date.now()): number | undefined {
+export function readRetryAfter(
+  value: string | null | undefined,
+  now = Date.now(),
+): number | undefined {
   if (value === null || value === undefined) return undefined
   const text = value.trim()
   if (/^\d{1,9}(\.\d{1,3})?$/.test(text)) return Math.min(mostMs, Number(text) * 1000)

@@ -61,7 +61,8 @@ export function codeOf(vector: Float32Array, centre: Float32Array | undefined): 
     const turned = turnedBy(vector, centre, size, round)
     const take = Math.min(size, codeBits - done)
     for (let i = 0; i < take; i++, done++) {
-      if ((turned[i] as number) > 0) code[done >> 3] = (code[done >> 3] as number) | (0x80 >> (done & 7))
+      if ((turned[i] as number) > 0)
+        code[done >> 3] = (code[done >> 3] as number) | (0x80 >> (done & 7))
     }
   }
   return code.toString('hex')

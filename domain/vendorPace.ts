@@ -93,7 +93,11 @@ export function reserveCall(
   state.nextAt = at + Math.max(0, ...gaps)
   state.calls++
   state.tokens += tokens
-  return { state, ticket: { no: state.calls, tokens, tokensBegun: state.tokens }, waitMs: at - nowMs }
+  return {
+    state,
+    ticket: { no: state.calls, tokens, tokensBegun: state.tokens },
+    waitMs: at - nowMs,
+  }
 }
 
 function renewed(heard: Heard, sum: number, at: number, windowMs: number): Heard {
@@ -167,7 +171,13 @@ export function readDuration(text: string | null | undefined): number | undefine
   if (parts.length === 0 || parts.map(([part]) => part).join('') !== text) return undefined
   return parts.reduce((sum, [, value, unit]) => sum + Number(value) * (unitMs[unit ?? ''] ?? 0), 0)
 }
-const unitMs: Readonly<Record<string, number>> = { ms: 1, s: 1000, m: 60_000, h: 3_600_000, d: 86_400_000 }
+const unitMs: Readonly<Record<string, number>> = {
+  ms: 1,
+  s: 1000,
+  m: 60_000,
+  h: 3_600_000,
+  d: 86_400_000,
+}
 
 /** Headers as vendors send them; what is missing, odd or negative (Azure: -1) says nothing. */
 export function readLimits(header: (name: string) => string | null): Told {
@@ -184,4 +194,3 @@ export function readLimits(header: (name: string) => string | null): Told {
   }
   return { requests: meter('requests'), tokens: meter('tokens') }
 }
-

@@ -8,7 +8,7 @@ import { setFlag } from '../db/flags.ts'
 import { openJobs } from '../db/jobs.ts'
 import type { Db } from '../db/schema.ts'
 import { openVendorLimits } from '../db/vendorLimits.ts'
-import { ConfigError } from '../workers/config.ts'
+import type { ConfigError } from '../workers/config.ts'
 import { readEmbedConfig } from '../workers/embed/config.ts'
 import { embedPass } from '../workers/embed/embed.ts'
 import { createVendor, type EmbedOutcome } from '../workers/embed/vendor.ts'
@@ -39,7 +39,13 @@ beforeEach(async () => {
 type Built = { windowMs?: number; on?: Db; timeoutMs?: number; key?: string; concurrency?: number }
 
 /** As one process has it. */
-function build({ windowMs = 60_000, on = db, timeoutMs = 5000, key = apiKey, concurrency = 16 }: Built = {}) {
+function build({
+  windowMs = 60_000,
+  on = db,
+  timeoutMs = 5000,
+  key = apiKey,
+  concurrency = 16,
+}: Built = {}) {
   const outcomes: EmbedOutcome['is'][] = []
   const circuit = createSharedCircuit({
     db: on,
@@ -69,12 +75,17 @@ const states = async (): Promise<State[]> => {
   return rows
 }
 const embedded = async (): Promise<number> => {
-  const { rows } = await sql<{ n: number }>`select count(*)::int as n from item_embeddings`.execute(db)
+  const { rows } = await sql<{ n: number }>`select count(*)::int as n from item_embeddings`.execute(
+    db,
+  )
   return rows[0]?.n ?? 0
 }
 /** What was postponed is due. */
-const hurry = () => sql`
-  update pgboss.job set start_after = now() where name = 'embed' and start_after > now()`.execute(db)
+const hurry = () =>
+  sql`
+  update pgboss.job set start_after = now() where name = 'embed' and start_after > now()`.execute(
+    db,
+  )
 const errorsOf = async (): Promise<string> => {
   const { rows } = await sql<{ message: string }>`select message from job_errors`.execute(db)
   return rows.map(({ message }) => message).join('\n')
@@ -178,7 +189,9 @@ describe('limits', () => {
       await makeItems(count, 'Signed poster')
       const other = fresh.open()
       const passes = [build({ windowMs }).pass, build({ windowMs, on: other.db }).pass]
-      await Promise.all(passes.map((pass) => passUntil(pass, async () => (await embedded()) === count)))
+      await Promise.all(
+        passes.map((pass) => passUntil(pass, async () => (await embedded()) === count)),
+      )
       const calls = await server.calls()
       assert.deepEqual([...new Set(calls.map(({ status }) => status))], [200])
       assert.equal(calls.length, count)
@@ -233,7 +246,9 @@ describe('a vendor that fails', () => {
       // Tries, one at a time, and does not get through.
       const tried = (await server.calls()).length
       await passUntil(pass, async () => (await server.calls()).length > tried)
-      assert.ok((await states()).every(({ state, attempts }) => attempts === 0 && state !== 'failed'))
+      assert.ok(
+        (await states()).every(({ state, attempts }) => attempts === 0 && state !== 'failed'),
+      )
       await server.mood({ answer: 'well' })
       await passUntil(pass, async () => (await embedded()) === 8)
       assert.equal(circuit.isOpen(), false)
@@ -325,7 +340,10 @@ describe('the worker', () => {
     const idle = startWorker('embed', url, ['--once'])
     assert.equal(await exited(idle), 0, idle.output())
     assert.match(idle.output(), /EMBEDDING_URL is not set: items are not embedded/)
-    assert.deepEqual((await states()).map(({ state }) => state), ['completed'])
+    assert.deepEqual(
+      (await states()).map(({ state }) => state),
+      ['completed'],
+    )
   })
 
   test('does not start with settings that cannot be right', () => {

@@ -81,7 +81,9 @@ export function clusteredVectors(count: number, dimensions: number, clusters: nu
   return Array.from({ length: count }, (_, i) => {
     const centre = centres[i % clusters] as Float32Array
     const own = direction()
-    return normalized(own.map((x, j) => 0.7 * x + (centre[j] as number) + 0.8 * (common[j] as number)))
+    return normalized(
+      own.map((x, j) => 0.7 * x + (centre[j] as number) + 0.8 * (common[j] as number)),
+    )
   })
 }
 

@@ -78,8 +78,11 @@ const found = () =>
 const lookFor = async (q: string, limit = 50): Promise<string[]> =>
   (await newClient().byWords({ q, limit, offset: 0 })) ?? []
 const refresh = () => newClient().call('POST', 'items/_refresh')
-const hurry = () => sql`
-  update pgboss.job set start_after = now() where name = 'search' and start_after > now()`.execute(db)
+const hurry = () =>
+  sql`
+  update pgboss.job set start_after = now() where name = 'search' and start_after > now()`.execute(
+    db,
+  )
 const left = async () => {
   const { rows } = await sql<{ n: number; attempts: number }>`
     select count(*)::int as n, coalesce(max(retry_count), 0)::int as attempts
@@ -117,11 +120,21 @@ test('a late job, and a late write, change nothing: also not back what is delete
   await rebuild()
   const { pass, search } = build()
   const id = await makeItem(db, { title: 'Poster' })
-  const { rows } = await sql<{ version: string }>`select version from items where id = ${id}`.execute(db)
+  const { rows } = await sql<{
+    version: string
+  }>`select version from items where id = ${id}`.execute(db)
   const old = {
     id,
     version: String(rows[0]?.version),
-    item: { id, title: 'Poster', description: '', version: '1', space: null, dimensions: null, vector: null },
+    item: {
+      id,
+      title: 'Poster',
+      description: '',
+      version: '1',
+      space: null,
+      dimensions: null,
+      vector: null,
+    },
   }
   await changeItem(db, id, { title: 'Mug' })
   await drain(pass)
@@ -153,14 +166,20 @@ test('the likest are found by their vectors, without the item itself, as brute f
   for (const id of [...vectors.keys()].slice(0, 10)) {
     const right = bruteForce(vectors, id, 20).map((one) => one.id)
     const near = await found().byLikeness(id, 20)
-    assert.deepEqual(near.map(({ item_id }) => item_id), right)
+    assert.deepEqual(
+      near.map(({ item_id }) => item_id),
+      right,
+    )
     const [best] = bruteForce(vectors, id, 1)
     assert.ok(Math.abs((near[0]?.score ?? 0) - (best?.score ?? 0)) < 1e-4)
   }
 })
 
 test('while OpenSearch is away, not yet built, or switched off, Postgres is searched', async () => {
-  const [one, two] = [await makeItem(db, { title: 'Poster' }), await makeItem(db, { title: 'Print' })]
+  const [one, two] = [
+    await makeItem(db, { title: 'Poster' }),
+    await makeItem(db, { title: 'Print' }),
+  ]
   await embedItem(db, one, [1, 0])
   await embedItem(db, two, [1, 0.1])
   await runSimilar(db, jobs)
@@ -182,7 +201,10 @@ test('while OpenSearch is away, not yet built, or switched off, Postgres is sear
   // The API answers the same.
   const api = await openApi(database, { found: found() })
   const answer = await api.call('GET', `items/${one}/similar`)
-  assert.deepEqual(answer.json.items.map(({ title }: { title: string }) => title), ['Print'])
+  assert.deepEqual(
+    answer.json.items.map(({ title }: { title: string }) => title),
+    ['Print'],
+  )
   await api.close()
   assert.deepEqual(await likes(findInPostgres(db)), [two])
 })
@@ -252,7 +274,9 @@ describe('a rebuild', () => {
     await fill()
     const first = await rebuild()
     assert.deepEqual([first.items, first.replaced], [count, undefined])
-    const { rows } = await sql<{ id: string }>`select id from items order by random() limit 300`.execute(db)
+    const { rows } = await sql<{
+      id: string
+    }>`select id from items order by random() limit 300`.execute(db)
     const [steady, changing, going] = [0, 100, 200].map((from) =>
       rows.slice(from, from + 100).map(({ id }) => id),
     ) as [string[], string[], string[]]
@@ -275,7 +299,10 @@ describe('a rebuild', () => {
     const writing = (async () => {
       for (let i = 0; i < 100; i++) {
         made.push(await makeItem(db, { title: `Late thing ${i}`, description: 'A print' }))
-        await changeItem(db, String(changing[i]), { title: 'Changed thing', description: 'A print' })
+        await changeItem(db, String(changing[i]), {
+          title: 'Changed thing',
+          description: 'A print',
+        })
         await dropItem(db, String(going[i]))
       }
     })()
@@ -295,20 +322,26 @@ describe('a rebuild', () => {
       assert.equal(replaced, i === 0 ? first.index : rebuilds[i - 1]?.index)
     }
     // Every item with its newest words, and nothing else.
-    const { rows: right } = await sql<{ id: string; title: string }>`select id, title from items`.execute(db)
+    const { rows: right } = await sql<{
+      id: string
+      title: string
+    }>`select id, title from items`.execute(db)
     const known = new Set<string>()
     for (const q of ['poster', 'steady', 'late', 'changed']) {
       const ids = await lookFor(q, 5000)
-      const expected = right.filter(({ title }) => title.toLowerCase().includes(q)).map(({ id }) => id)
+      const expected = right
+        .filter(({ title }) => title.toLowerCase().includes(q))
+        .map(({ id }) => id)
       assert.deepEqual(ids.sort(), expected.sort(), q)
       for (const id of ids) known.add(id)
     }
     assert.equal(known.size, right.length)
     assert.equal(made.filter((id) => known.has(id)).length, 100)
     const seen = await server.seen()
-    assert.deepEqual(Object.values(seen.indexes).map(({ aliases, refreshMs }) => [aliases, refreshMs]), [
-      [['items'], 1000],
-    ])
+    assert.deepEqual(
+      Object.values(seen.indexes).map(({ aliases, refreshMs }) => [aliases, refreshMs]),
+      [[['items'], 1000]],
+    )
   })
 
   test('is gone on with where it stopped, waits when it is asked to, and is done by one at a time', async () => {

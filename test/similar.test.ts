@@ -75,7 +75,9 @@ async function sameAsBruteForce(vectors: Map<string, Float32Array>): Promise<voi
 
 const waiting = async () => {
   const { rows } = await sql<{ n: number }>`
-    select count(*)::int as n from ${everyJob} where name = 'similar' and state <> 'completed'`.execute(db)
+    select count(*)::int as n from ${everyJob} where name = 'similar' and state <> 'completed'`.execute(
+    db,
+  )
   return rows[0]?.n
 }
 
@@ -165,8 +167,14 @@ test('of two that come together none misses the other', async () => {
   for (const { id, subject, nearest } of looks) {
     assert.notEqual(await writeNeighbours(db, id, subject, nearest), 'stale')
   }
-  assert.ok((await listOf(two)).some(({ id }) => id === one), 'the first was written since its look')
-  assert.ok((await listOf(one)).some(({ id }) => id === two), 'the second comes into the first one’s')
+  assert.ok(
+    (await listOf(two)).some(({ id }) => id === one),
+    'the first was written since its look',
+  )
+  assert.ok(
+    (await listOf(one)).some(({ id }) => id === two),
+    'the second comes into the first one’s',
+  )
   await changeItem(db, two, { title: 'Another' })
   await embedItem(db, two, vectors.get(two) as Float32Array)
   const [, second] = looks as [unknown, (typeof looks)[number]]
@@ -255,7 +263,10 @@ test('vectors of another model are not compared, and one of another size is refu
   assert.equal(await embedItem(db, three, [1, 0]), 3)
   assert.equal(await embedItem(db, three, [1, 0.1, 0]), 'stored')
   await runSimilar(db, jobs)
-  assert.deepEqual((await listOf(one)).map(({ id }) => id), [three])
+  assert.deepEqual(
+    (await listOf(one)).map(({ id }) => id),
+    [three],
+  )
   assert.deepEqual(await listOf(two), [])
   // The other model takes over.
   await embedItem(db, one, [0, 1], 'third-model')

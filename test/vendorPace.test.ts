@@ -3,6 +3,7 @@
 
 import assert from 'node:assert/strict'
 import { describe, test } from 'node:test'
+import { readRetryAfter } from '../domain/retryAfter.ts'
 import {
   freshState,
   hear,
@@ -14,7 +15,6 @@ import {
   type Told,
   unheard,
 } from '../domain/vendorPace.ts'
-import { readRetryAfter } from '../domain/retryAfter.ts'
 import { diceOf } from './itemRuns.ts'
 
 type Limits = { requests: number; tokens: number; windowMs: number; kind: 'window' | 'bucket' }
@@ -48,13 +48,23 @@ function vendorOf({ requests, tokens, windowMs, kind }: Limits) {
           remaining: Math.floor(leftRequests),
           resetMs: reset(requests, leftRequests),
         },
-        tokens: { limit: tokens, remaining: Math.floor(leftTokens), resetMs: reset(tokens, leftTokens) },
+        tokens: {
+          limit: tokens,
+          remaining: Math.floor(leftTokens),
+          resetMs: reset(tokens, leftTokens),
+        },
       }
     },
   }
 }
 
-type Run = { limits: Limits; count: number; latencyMs: [number, number]; cost?: [number, number]; lanes?: number }
+type Run = {
+  limits: Limits
+  count: number
+  latencyMs: [number, number]
+  cost?: [number, number]
+  lanes?: number
+}
 
 /** `lanes` calls at once, over one state. @returns when the last call began, and how many were refused */
 function simulate({ limits, count, latencyMs, cost = [100, 100], lanes = 50 }: Run) {
@@ -72,7 +82,11 @@ function simulate({ limits, count, latencyMs, cost = [100, 100], lanes = 50 }: R
     if (begun >= count) return
     if (inFlight >= lanes) return later(now + 50, ask)
     const real = between(cost)
-    const asked = reserveCall(state, { estimate: real * 0.5, nowMs: now, windowMs: limits.windowMs })
+    const asked = reserveCall(state, {
+      estimate: real * 0.5,
+      nowMs: now,
+      windowMs: limits.windowMs,
+    })
     state = asked.state
     if (asked.ticket === undefined) return later(now + Math.max(1, asked.waitMs), ask)
     const ticket: Ticket = asked.ticket
@@ -171,7 +185,10 @@ test('lengths of time are read as vendors write them', () => {
   ]
   for (const [text, ms] of read) assert.equal(readDuration(text), ms, text)
   assert.equal(readRetryAfter('1.5'), 1500)
-  assert.equal(readRetryAfter('Wed, 21 Oct 2026 07:28:00 GMT', Date.parse('2026-10-21T07:27:50Z')), 10_000)
+  assert.equal(
+    readRetryAfter('Wed, 21 Oct 2026 07:28:00 GMT', Date.parse('2026-10-21T07:27:50Z')),
+    10_000,
+  )
   assert.equal(readRetryAfter('999999999'), 3_600_000)
   assert.equal(readRetryAfter('-5'), undefined)
 })

@@ -214,7 +214,10 @@ function answerOf({ status, headers }: Response, text: string): Answer {
   const detail = typeof said === 'object' ? `${said.type}: ${said.reason}` : String(said ?? '')
   const message = `OpenSearch answered ${status} ${detail}`.trim().slice(0, whyMax)
   if (status === 429) {
-    throw new SearchFault('busy', message, { status, afterMs: readRetryAfter(headers.get('retry-after')) ?? 0 })
+    throw new SearchFault('busy', message, {
+      status,
+      afterMs: readRetryAfter(headers.get('retry-after')) ?? 0,
+    })
   }
   // 401 and 403: our access is wrong, whatever is asked.
   const is = status >= 500 || status === 401 || status === 403 ? 'away' : 'refused'

@@ -2,13 +2,7 @@
 // are counted in each. While it is open, or a person has switched its flag off, nothing is begun; once it has been open
 // for a while one call at a time tries whether the vendor is back, and if it is, everybody goes on.
 
-import {
-  circuitCodes,
-  closeCircuit,
-  openCircuit,
-  readCircuits,
-  takeProbe,
-} from '../db/circuits.ts'
+import { circuitCodes, closeCircuit, openCircuit, readCircuits, takeProbe } from '../db/circuits.ts'
 import { circuitsSwitchedOff } from '../db/flags.ts'
 import type { Db } from '../db/schema.ts'
 import type { Pass } from './loop.ts'

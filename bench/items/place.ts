@@ -19,7 +19,10 @@ export function startWorker(place: Place, name: string, settings: Record<string,
     LOG_LEVEL: 'warn',
   }
   const start = startOf(known('worker', name, workers), given, place.dataDir)
-  const child = spawn(process.execPath, start.args, { env: start.env, stdio: ['ignore', 'inherit', 'inherit'] })
+  const child = spawn(process.execPath, start.args, {
+    env: start.env,
+    stdio: ['ignore', 'inherit', 'inherit'],
+  })
   place.ends.push(() => child.kill('SIGKILL'))
   return child
 }
@@ -41,7 +44,9 @@ export async function empty({ database: { db } }: Place): Promise<void> {
 async function waiting({ database: { db } }: Place, queue: string): Promise<number> {
   const { rows } = await sql<{ n: number }>`
     select ((select count(*) from pgboss.job where name = ${queue})
-      + (select count(*) from jobs_in_hand(array[${queue}]) j where not j.done))::int as n`.execute(db)
+      + (select count(*) from jobs_in_hand(array[${queue}]) j where not j.done))::int as n`.execute(
+    db,
+  )
   return rows[0]?.n ?? 0
 }
 
@@ -54,7 +59,10 @@ export async function untilDone(place: Place, queue: string, maxMs = 600_000): P
 }
 
 /** By asking for each word that titles have. @returns how many items the index lacks or has too many */
-export async function differences({ database: { db } }: Place, search: OpenSearch): Promise<number> {
+export async function differences(
+  { database: { db } }: Place,
+  search: OpenSearch,
+): Promise<number> {
   let differ = 0
   for (const q of ['steadfast', 'newcomer', 'changed', 'original']) {
     const found = new Set(await search.byWords({ q, limit: 1_000_000, offset: 0 }))

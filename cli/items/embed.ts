@@ -9,6 +9,8 @@ import { withDatabase } from '../database.ts'
 import { jsonOption } from '../jobs/options.ts'
 import { type Command, Exit } from '../program.ts'
 
+type Batch = Awaited<ReturnType<typeof enqueueUnembedded>>
+
 /** Items looked at in one transaction. */
 const batchMax = 1000
 
@@ -24,9 +26,11 @@ export const embed: Command<{ json: boolean }> = (context) => ({
       let after: string | null = null
       do {
         const from: string | null = after
-        const batch = await transaction(db, (tx) => enqueueUnembedded(tx, model, from, batchMax), {
-          isolation: 'read committed',
-        })
+        const batch: Batch = await transaction(
+          db,
+          (tx) => enqueueUnembedded(tx, model, from, batchMax),
+          { isolation: 'read committed' },
+        )
         sent += batch.sent
         after = batch.last
         context.terminal?.show(`${sent} jobs`)

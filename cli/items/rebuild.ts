@@ -26,7 +26,12 @@ export type RebuildOptions = {
   tell?(progress: { done: number; total: number; wait?: string }): void
 }
 
-export type Rebuilt = { index: string; replaced: string | undefined; items: number; resumed: boolean }
+export type Rebuilt = {
+  index: string
+  replaced: string | undefined
+  items: number
+  resumed: boolean
+}
 
 const waitMs = { first: 500, most: 20_000 }
 /** Tries of one batch while OpenSearch is away: about three minutes. */

@@ -4,9 +4,9 @@
 
 import { dueSpaces, rebuildCodes } from '../../db/itemCodes.ts'
 import type { Db } from '../../db/schema.ts'
-import { openSearch, SearchFault } from '../../workers/opensearch.ts'
-import { openSearchSettings } from '../../workers/openSearchSettings.ts'
 import { readConfig } from '../../workers/config.ts'
+import { openSearchSettings } from '../../workers/openSearchSettings.ts'
+import { openSearch, SearchFault } from '../../workers/opensearch.ts'
 import { withDatabase } from '../database.ts'
 import { jsonOption } from '../jobs/options.ts'
 import { type Command, type Context, Exit } from '../program.ts'
@@ -64,7 +64,8 @@ function progress({ terminal, warn }: Context, what: string) {
     if (now - toldAt < (terminal ? everyMs : 10_000) && wait === undefined) return
     toldAt = now
     const percent = total === 0 ? 100 : Math.floor((100 * done) / total)
-    const left = done === 0 ? '' : `, ${Math.ceil(((now - begunAt) / done) * ((total - done) / 1000))} s left`
+    const left =
+      done === 0 ? '' : `, ${Math.ceil(((now - begunAt) / done) * ((total - done) / 1000))} s left`
     const line = `${what}: ${done} of ${total} (${percent} %)${wait ? `, waits: ${wait}` : left}`
     if (terminal) terminal.show(line)
     else warn(line)
@@ -76,5 +77,7 @@ function tellDone({ say }: Context, { codes, index }: { codes: number; index?: R
   if (index === undefined) return
   const { index: name, replaced, items, resumed } = index
   say(`OpenSearch: ${name} has ${items} items${resumed ? ', some of an earlier run' : ''}`)
-  say(replaced === undefined ? 'it is searched from now on' : `it is searched instead of ${replaced}`)
+  say(
+    replaced === undefined ? 'it is searched from now on' : `it is searched instead of ${replaced}`,
+  )
 }

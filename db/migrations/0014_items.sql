@@ -13,14 +13,16 @@ create table items (
   image text,
   version bigint not null default nextval('item_versions'),
   content_version bigint not null,
-  -- Words as they are written in any language, and by their English stems.
-  search tsvector not null generated always as (
-    setweight(to_tsvector('simple'::regconfig, title) || to_tsvector('english'::regconfig, title), 'A')
-    || setweight(to_tsvector('simple'::regconfig, description) || to_tsvector('english'::regconfig, description), 'B')
-  ) stored,
+  -- Words without accents and capitals (the server's locale may know no others than those of English), as they are in any
+  -- language and by their English stems: item_words.
+  search tsvector not null default '',
   created_at timestamptz not null default clock_timestamp(),
   updated_at timestamptz not null default clock_timestamp()
 );
+create function item_words(title text, description text) returns tsvector
+language sql immutable parallel safe
+return setweight(to_tsvector('simple'::regconfig, title) || to_tsvector('english'::regconfig, title), 'A')
+  || setweight(to_tsvector('simple'::regconfig, description) || to_tsvector('english'::regconfig, description), 'B');
 create index items_search on items using gin (search);
 
 -- Vectors of one model, which alone can be compared. centre: what is taken off a vector before its code is made (null:
@@ -76,7 +78,7 @@ create index item_neighbours_other on item_neighbours (other_id);
 
 -- Lists are written one after the other: its one row is the turn.
 create table item_turns (
-  only boolean primary key default true check (only),
+  is_only boolean primary key default true check (is_only),
   no bigint not null
 ) with (fillfactor = 10);
 insert into item_turns (no) values (0);

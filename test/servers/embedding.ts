@@ -138,7 +138,8 @@ function serve(key: string) {
     const call: Call = { at, status: 0, text, image, tokens }
     calls.push(call)
     refill()
-    const wait = mood.limitNext.length > 0 ? (mood.limitNext.shift() as number) * 1000 : take(tokens)
+    const wait =
+      mood.limitNext.length > 0 ? (mood.limitNext.shift() as number) * 1000 : take(tokens)
     tellLimits(response)
     if (wait > 0) {
       response.setHeader('retry-after', String(Math.ceil(wait) / 1000))
@@ -158,7 +159,12 @@ function serve(key: string) {
   }
 
   /** @returns its status; 0: none was given */
-  function answer(request: IncomingMessage, response: ServerResponse, text: string, tokens: number) {
+  function answer(
+    request: IncomingMessage,
+    response: ServerResponse,
+    text: string,
+    tokens: number,
+  ) {
     switch (mood.answer) {
       case 'silence':
         return 0

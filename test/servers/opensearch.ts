@@ -77,7 +77,11 @@ function serve() {
     if (direct) return direct
     const behind = [...indexes.values()].filter(({ aliases }) => aliases.has(name))
     if (behind.length > 1) {
-      throw new Refusal(400, 'illegal_argument_exception', `alias [${name}] has more than one index`)
+      throw new Refusal(
+        400,
+        'illegal_argument_exception',
+        `alias [${name}] has more than one index`,
+      )
     }
     if (behind[0] === undefined) throw noIndex(name)
     return behind[0]
@@ -131,7 +135,11 @@ function serve() {
 
   function bulk(target: string, requireAlias: boolean, text: string): object {
     if (!text.endsWith('\n')) {
-      throw new Refusal(400, 'illegal_argument_exception', 'The bulk request must be terminated by a newline [\\n]')
+      throw new Refusal(
+        400,
+        'illegal_argument_exception',
+        'The bulk request must be terminated by a newline [\\n]',
+      )
     }
     const lines = text.slice(0, -1).split('\n')
     const items: object[] = []
@@ -149,7 +157,11 @@ function serve() {
     try {
       if (mood.busyItems > 0) {
         mood.busyItems--
-        throw new Refusal(429, 'rejected_execution_exception', 'rejected execution of primary operation')
+        throw new Refusal(
+          429,
+          'rejected_execution_exception',
+          'rejected execution of primary operation',
+        )
       }
       const isAlias = [...indexes.values()].some(({ aliases }) => aliases.has(target))
       if (requireAlias && !isAlias) {
@@ -170,7 +182,11 @@ function serve() {
       checkFields(index, source)
       index.written.set(meta._id, { version: meta.version, source })
       index.fresh.add(meta._id)
-      return { _version: meta.version, result: before ? 'updated' : 'created', status: before ? 200 : 201 }
+      return {
+        _version: meta.version,
+        result: before ? 'updated' : 'created',
+        status: before ? 200 : 201,
+      }
     } catch (error) {
       if (!(error instanceof Refusal)) throw error
       return { status: error.status, error: { type: error.type, reason: error.message } }
@@ -182,7 +198,11 @@ function serve() {
     refreshDue(index)
     const { query, from = 0, size = 10 } = body
     const hits = [...index.visible]
-      .map(([id, { source }]) => ({ _index: target, _id: id, _score: scoreOf(index, source, query) }))
+      .map(([id, { source }]) => ({
+        _index: target,
+        _id: id,
+        _score: scoreOf(index, source, query),
+      }))
       .filter((hit): hit is typeof hit & { _score: number } => hit._score !== undefined)
       .sort((a, b) => b._score - a._score || (a._id < b._id ? -1 : 1))
     const k = query.knn ? Object.values(query.knn)[0]?.k : undefined
@@ -220,7 +240,11 @@ function serve() {
         named(first).refreshMs = intervalOf(data().index?.refresh_interval)
         return { acknowledged: true }
     }
-    throw new Refusal(400, 'illegal_argument_exception', `no handler for ${method} /${path.join('/')}`)
+    throw new Refusal(
+      400,
+      'illegal_argument_exception',
+      `no handler for ${method} /${path.join('/')}`,
+    )
   }
 
   function aliasesLike(pattern: string): object {
@@ -333,15 +357,21 @@ function checkFields(index: Index, source: Record<string, unknown>): void {
 function scoreOf(index: Index, source: Doc['source'], query: Query): number | undefined {
   if (query.knn) return knnScore(index, source, query.knn)
   if (query.match) return matchScore(index, source, query.match)
-  const { must = [], should = [], minimum_should_match = must.length > 0 ? 0 : 1 } = query.bool ?? {}
+  const {
+    must = [],
+    should = [],
+    minimum_should_match = must.length > 0 ? 0 : 1,
+  } = query.bool ?? {}
   const musts = must.map((one) => scoreOf(index, source, one))
-  const shoulds = should.map((one) => scoreOf(index, source, one)).filter((one) => one !== undefined)
+  const shoulds = should
+    .map((one) => scoreOf(index, source, one))
+    .filter((one) => one !== undefined)
   if (musts.includes(undefined) || shoulds.length < minimum_should_match) return undefined
   return [...(musts as number[]), ...shoulds].reduce((sum, one) => sum + one, 0)
 }
 
 function knnScore(index: Index, source: Doc['source'], knn: NonNullable<Query['knn']>) {
-  const [[name, { vector }]] = Object.entries(knn) as [[string, { vector: number[] }]]
+  const [[name, { vector }]] = Object.entries(knn) as [[string, { vector: number[]; k: number }]]
   const field = index.properties[name]
   if (!index.isKnn || field?.type !== 'knn_vector') {
     throw new Refusal(400, 'query_shard_exception', `Field '${name}' is not knn_vector type.`)
@@ -351,12 +381,15 @@ function knnScore(index: Index, source: Doc['source'], knn: NonNullable<Query['k
   }
   const own = source[name] as number[] | undefined
   if (own === undefined) return undefined
-  const dot = (a: number[], b: number[]) => a.reduce((sum, one, i) => sum + one * (b[i] as number), 0)
+  const dot = (a: number[], b: number[]) =>
+    a.reduce((sum, one, i) => sum + one * (b[i] as number), 0)
   return (1 + dot(own, vector) / Math.sqrt(dot(own, own) * dot(vector, vector))) / 2
 }
 
 function matchScore(index: Index, source: Doc['source'], match: Match): number | undefined {
-  const [[path, { query, operator, boost = 1 }]] = Object.entries(match) as [[string, Match[string]]]
+  const [[path, { query, operator, boost = 1 }]] = Object.entries(match) as [
+    [string, Match[string]],
+  ]
   const [name = '', sub] = path.split('.')
   const field = sub ? index.properties[name]?.fields?.[sub] : index.properties[name]
   if (field === undefined) return undefined
@@ -424,7 +457,9 @@ export async function startOpenSearch(): Promise<SearchServer> {
   return {
     url,
     async mood(mood) {
-      await (await fetch(`${url}/control/mood`, { method: 'POST', body: JSON.stringify(mood) })).text()
+      await (
+        await fetch(`${url}/control/mood`, { method: 'POST', body: JSON.stringify(mood) })
+      ).text()
     },
     seen: async () => (await (await fetch(`${url}/control/seen`)).json()) as Seen,
     start,

@@ -54,7 +54,9 @@ export function readEmbedConfig(env: Environment): EmbedConfig {
   }
   const isPlain = EMBEDDING_URL?.startsWith('http:') && EMBEDDING_API_KEY !== undefined
   if (isPlain && NODE_ENV === 'production') {
-    faults.push('EMBEDDING_URL must begin with https:// when there is a key and NODE_ENV is production')
+    faults.push(
+      'EMBEDDING_URL must begin with https:// when there is a key and NODE_ENV is production',
+    )
   }
   if (faults.length > 0) throw new ConfigError(faults)
   return config

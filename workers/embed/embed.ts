@@ -86,7 +86,11 @@ export function embedPass(options: EmbedOptions): Pass {
     throw new Postpone(waitMs, 'the vendor’s limits are used up')
   }
 
-  async function call(job: Traced<ItemJob>, input: Parameters<Vendor['embed']>[0], signal: AbortSignal) {
+  async function call(
+    job: Traced<ItemJob>,
+    input: Parameters<Vendor['embed']>[0],
+    signal: AbortSignal,
+  ) {
     const attributes = { 'gen_ai.operation.name': 'embeddings', 'gen_ai.request.model': model }
     const begunAt = performance.now()
     const options = { kind: 'client', parent: job.span.traceparent, attributes } as const
@@ -159,7 +163,11 @@ export function embedPass(options: EmbedOptions): Pass {
 }
 
 /** Without a vendor: there is nothing to do, and `fleet items:embed` finds later what was not embedded. */
-export const idlePass = ({ db, jobs, worker }: Pick<EmbedOptions, 'db' | 'jobs' | 'worker'>): Pass =>
+export const idlePass = ({
+  db,
+  jobs,
+  worker,
+}: Pick<EmbedOptions, 'db' | 'jobs' | 'worker'>): Pass =>
   jobPass({
     db,
     jobs,

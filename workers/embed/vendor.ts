@@ -64,7 +64,9 @@ export function createVendor(options: VendorOptions): Vendor {
     const told = readLimits((name) => headers.get(name))
     if (status === 200) return { told, ...readEmbedding(body) }
     const { code, message } = readError(body)
-    const why = safely(`the vendor answered ${status} ${code} ${message}`.replace(/\s+/g, ' ').trim())
+    const why = safely(
+      `the vendor answered ${status} ${code} ${message}`.replace(/\s+/g, ' ').trim(),
+    )
     if (status === 429) {
       // Nothing is paid for any more: no waiting helps.
       if (code === 'insufficient_quota') return { is: 'gone', told, why }
@@ -139,7 +141,11 @@ function readEmbedding(body: string) {
   try {
     return { is: 'embedded', usedTokens, vector: normalized(numbers as number[]) } as const
   } catch (error) {
-    return { is: 'failed', usedTokens, why: `of the vendor’s answer: ${(error as Error).message}` } as const
+    return {
+      is: 'failed',
+      usedTokens,
+      why: `of the vendor’s answer: ${(error as Error).message}`,
+    } as const
   }
 }
 

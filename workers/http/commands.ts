@@ -5,8 +5,8 @@
 import { analyzeSeats, createEvent, type NewEvent } from '../../db/events.ts'
 import { createGroup, createLanes } from '../../db/group.ts'
 import { type Held, type Hold, holdPlaces } from '../../db/holds.ts'
-import { confirmReservations, type Order } from '../../db/orders.ts'
 import { createItem, type ItemContent, putItem } from '../../db/items.ts'
+import { confirmReservations, type Order } from '../../db/orders.ts'
 import { createQuota, type NewQuota } from '../../db/quotas.ts'
 import { type Receipt, ReceiptTaken, readReceipt, saveReceipts } from '../../db/receipts.ts'
 import { type Reservation, type ReservationBody, toBody } from '../../db/reservations.ts'
@@ -148,9 +148,7 @@ export function createCommands(options: CommandOptions): Commands {
     return transaction(db, async (tx) => {
       const made = await effect(tx)
       const decided = respond(made, body, statusOf[task.command.name] ?? 201)
-      const answer = location
-        ? { ...decided, headers: { ...decided.headers, location } }
-        : decided
+      const answer = location ? { ...decided, headers: { ...decided.headers, location } } : decided
       await saveAnswers(tx, [task], [answer])
       return answer
     })

@@ -1,10 +1,10 @@
 // Where items are looked for: in OpenSearch when OPENSEARCH_URL is set and it answers, else in Postgres, which knows all of
 // it as well. What was found is read from Postgres, so that what is deleted or changed shows at once.
 
+import { isEnabled } from '../../db/flags.ts'
 import { type ItemBody, readItems, searchItems } from '../../db/items.ts'
 import { readSimilar, readSubject, type SimilarItem, withItems } from '../../db/neighbours.ts'
 import type { Db } from '../../db/schema.ts'
-import { isEnabled } from '../../db/flags.ts'
 import { type Breaker, type Breakers, within } from '../breakers.ts'
 import { readSeldom } from '../metrics.ts'
 import { type OpenSearch, openSearch } from '../opensearch.ts'
@@ -37,12 +37,19 @@ export function openItemsFound(
 /** A person waits: longer than that, and Postgres is asked. */
 const answerMs = 1500
 
-export function findInOpenSearch(db: Db, { search, breaker, isOn }: {
-  search: OpenSearch
-  breaker: Breaker
-  /** Whether a person, or its circuit, has it switched off. */
-  isOn(): Promise<boolean>
-}): ItemsFound {
+export function findInOpenSearch(
+  db: Db,
+  {
+    search,
+    breaker,
+    isOn,
+  }: {
+    search: OpenSearch
+    breaker: Breaker
+    /** Whether a person, or its circuit, has it switched off. */
+    isOn(): Promise<boolean>
+  },
+): ItemsFound {
   const postgres = findInPostgres(db)
 
   async function tried<T>(ask: () => Promise<T>): Promise<T | undefined> {
@@ -69,7 +76,12 @@ export function findInOpenSearch(db: Db, { search, breaker, isOn }: {
       const { spaceId, vector } = subject
       const near = await tried(() => search.byLikeness(spaceId, vector, limit + 1))
       if (near === undefined || near.length === 0) return await postgres.byLikeness(itemId, limit)
-      return (await withItems(db, near.filter(({ id }) => id !== itemId))).slice(0, limit)
+      return (
+        await withItems(
+          db,
+          near.filter(({ id }) => id !== itemId),
+        )
+      ).slice(0, limit)
     },
   }
 }

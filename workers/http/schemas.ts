@@ -201,7 +201,10 @@ export const newItem = {
 export type NewItemBody = { title: string; description?: string; image?: string }
 export const itemChanged = {
   type: 'object',
-  properties: { item_id: uuid, version: { type: 'integer', description: 'grows with each change' } },
+  properties: {
+    item_id: uuid,
+    version: { type: 'integer', description: 'grows with each change' },
+  },
 } as const
 
 const itemProperties = {

@@ -34,17 +34,17 @@ import { traceRequests } from './trace.ts'
 
 export type ServerParts = Omit<GuardParts, 'runLater'> &
   Pick<ItemParts, 'found'> & {
-  config: GuardParts['config'] &
-    Pick<
-      HttpConfig,
-      'TRUSTED_PROXIES' | 'HTTP_REQUEST_TIMEOUT' | 'MAILGUN_SIGNING_KEY' | 'STRIPE_WEBHOOK_SECRET'
-    >
-  db: Db
-  jobs: Jobs
-  log: FastifyBaseLogger
-  /** Told of every answer: the route's pattern, never the path that was asked for. */
-  onAnswer?(method: string, route: string, status: number, seconds: number): void
-}
+    config: GuardParts['config'] &
+      Pick<
+        HttpConfig,
+        'TRUSTED_PROXIES' | 'HTTP_REQUEST_TIMEOUT' | 'MAILGUN_SIGNING_KEY' | 'STRIPE_WEBHOOK_SECRET'
+      >
+    db: Db
+    jobs: Jobs
+    log: FastifyBaseLogger
+    /** Told of every answer: the route's pattern, never the path that was asked for. */
+    onAnswer?(method: string, route: string, status: number, seconds: number): void
+  }
 
 export const bodyMaxBytes = 64 * 1024
 /** Of one process: far more than it can serve at once, fewer than the usual limit of descriptors, 65,536. */

@@ -33,13 +33,16 @@ await main({
       probeHoldMs: 2 * timeoutMs,
       onState,
     })
-    const index = url === undefined ? undefined : { search: openSearch({ url, alias, timeoutMs }), circuit }
+    const index =
+      url === undefined ? undefined : { search: openSearch({ url, alias, timeoutMs }), circuit }
     const pass = searchPass({ db, jobs, index, batchMax, worker, onIndexed })
     log.info({ index: index === undefined ? 'postgres' : alias, batch: batchMax }, 'indexes items')
     return {
       loops: [
         { name: queue, pass, idleMs: 500, wokenBy: queue },
-        ...(index ? [{ name: 'opensearch', pass: circuit.refresh, idleMs: 1000, upkeep: true }] : []),
+        ...(index
+          ? [{ name: 'opensearch', pass: circuit.refresh, idleMs: 1000, upkeep: true }]
+          : []),
         recoverLoop({ jobs, queue, worker }),
       ],
       close: () => jobs.close(),

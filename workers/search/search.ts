@@ -98,12 +98,17 @@ export function searchPass(options: SearchOptions): Pass {
 
   function tellOfNone(): void {
     if (!toldOfNone) {
-      worker.log.warn(`there is no index ${search.alias} in OpenSearch: fleet items:reindex makes it`)
+      worker.log.warn(
+        `there is no index ${search.alias} in OpenSearch: fleet items:reindex makes it`,
+      )
     }
     toldOfNone = true
   }
 
-  const stopped = () => ({ why: circuit.away() ?? 'somebody else tries', afterMs: circuit.waitMs() })
+  const stopped = () => ({
+    why: circuit.away() ?? 'somebody else tries',
+    afterMs: circuit.waitMs(),
+  })
   const group = createGroup<ItemJob, Result>({
     commit: writeTogether,
     divides: () => false,

@@ -2,7 +2,7 @@
 // with no lock held, the lists are written in one short transaction. And the codes by which the near ones are found are
 // made anew when the items have become many more.
 
-import { dueSpaces, rebuildCodes, type CodesRebuild } from '../../db/itemCodes.ts'
+import { type CodesRebuild, dueSpaces, rebuildCodes } from '../../db/itemCodes.ts'
 import type { Jobs } from '../../db/jobs.ts'
 import { findNearest, readSubject, removeNeighbour, writeNeighbours } from '../../db/neighbours.ts'
 import type { Db } from '../../db/schema.ts'

@@ -56,7 +56,11 @@ export function addItemRoutes(api: FastifyInstance, guard: Guard, { db, found }:
       response: { 200: { description: 'What was found', ...itemList } },
     },
     handler: guard.read(async ({ query }) => {
-      const { q, limit = lookedForMax, offset = 0 } = query as Record<string, string> & { q: string }
+      const {
+        q,
+        limit = lookedForMax,
+        offset = 0,
+      } = query as Record<string, string> & { q: string }
       const asked = { q, limit: Number(limit), offset: Number(offset) }
       return json(200, { items: await found.byWords(asked) })
     }),
