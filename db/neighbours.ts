@@ -130,7 +130,7 @@ export async function writeNeighbours(
     await sql`
       update item_embeddings set applied_no = ${no}, whole = ${isAll && all.length <= keptMax}
       where item_id = ${itemId}`.execute(tx)
-    const left = await leave(tx, itemId)
+    const left = await sink(tx, itemId, all)
     const { entered, trimmed } = await enter(tx, itemId, all)
     await setReach(tx, [itemId, ...trimmed])
     await refill(
@@ -200,7 +200,18 @@ async function leave(tx: Tx, itemId: string): Promise<string[]> {
   return rows.map(({ id }) => id)
 }
 
-/** Into the lists that go down to its score or hold everybody; those become shorter again that are too long by it. */
+/** Out of the lists in which it comes farther down than it was: what comes before it there is not known. */
+async function sink(tx: Tx, itemId: string, all: readonly Scored[]): Promise<string[]> {
+  const { rows } = await sql<{ id: string }>`
+    delete from item_neighbours n where n.other_id = ${itemId} and not exists (
+      select from unnest(${all.map(({ id }) => id)}::uuid[], ${all.map(({ score }) => score)}::real[])
+        as g (id, score)
+      where g.id = n.item_id and g.score >= n.score - 1e-6)
+    returning n.item_id as id`.execute(tx)
+  return rows.map(({ id }) => id)
+}
+
+/** Into the lists that have it, go down to its score or hold everybody; those become shorter again that are too long by it. */
 async function enter(tx: Tx, itemId: string, all: readonly Scored[]) {
   const { rows } = await sql<{ id: string }>`
     insert into item_neighbours (item_id, other_id, score)
@@ -208,7 +219,10 @@ async function enter(tx: Tx, itemId: string, all: readonly Scored[]) {
     from unnest(${all.map(({ id }) => id)}::uuid[], ${all.map(({ score }) => score)}::real[])
       as g (id, score)
     join item_embeddings e on e.item_id = g.id and e.applied_no is not null
-    where e.whole or g.score > (select min(n.score) from item_neighbours n where n.item_id = g.id)
+    where e.whole
+      or exists (
+        select from item_neighbours n where n.item_id = g.id and n.other_id = ${itemId})
+      or g.score > (select min(n.score) from item_neighbours n where n.item_id = g.id)
     on conflict (item_id, other_id) do update set score = excluded.score
     returning item_id as id`.execute(tx)
   const entered = rows.map(({ id }) => id)

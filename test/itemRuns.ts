@@ -55,6 +55,20 @@ export async function embedItem(
   })
 }
 
+/** Some at once. @returns their ids, in the order of the vectors */
+export async function makeEmbedded(db: Db, vectors: readonly Float32Array[]): Promise<string[]> {
+  const ids: string[] = []
+  const makeOne = async (vector: Float32Array) => {
+    const id = await makeItem(db)
+    await embedItem(db, id, vector)
+    return id
+  }
+  for (let from = 0; from < vectors.length; from += 8) {
+    ids.push(...(await Promise.all(vectors.slice(from, from + 8).map(makeOne))))
+  }
+  return ids
+}
+
 /** Until it is idle. @returns how many were handled */
 export async function drain(pass: Pass): Promise<number> {
   let handled = 0

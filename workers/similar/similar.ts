@@ -25,7 +25,8 @@ export function similarPass({ db, jobs, concurrency, worker, onLists }: SimilarO
   async function recompute(itemId: string): Promise<void> {
     const subject = await readSubject(db, itemId)
     if (subject === undefined) {
-      onLists?.('left', await removeNeighbour(db, itemId))
+      const left = await removeNeighbour(db, itemId)
+      onLists?.('left', left)
       return
     }
     const nearest = await findNearest(db, itemId, subject)
