@@ -32,6 +32,8 @@ beforeEach(async () => {
   await emptyJobs(db)
   await sql`delete from items`.execute(db)
   await sql`delete from item_spaces`.execute(db)
+  await sql`delete from job_audits`.execute(db)
+  await sql`delete from job_errors`.execute(db)
   await sql`truncate vendor_limits, circuits, circuit_changes, flags, flag_changes`.execute(db)
   await server.reset()
 })
