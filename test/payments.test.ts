@@ -4,6 +4,7 @@
 import assert from 'node:assert/strict'
 import { randomUUID } from 'node:crypto'
 import { after, afterEach, beforeEach, describe, test } from 'node:test'
+import { setTimeout as sleep } from 'node:timers/promises'
 import { sql } from 'kysely'
 import { openJobs } from '../db/jobs.ts'
 import { auditLedger } from '../db/ledger.ts'
@@ -55,7 +56,8 @@ afterEach(async () => assert.deepEqual(await auditLedger(db), []))
 
 const post = (event: object, header?: string | false) => {
   const body = JSON.stringify(event)
-  const headers = header === false ? {} : { 'stripe-signature': header ?? signed(body) }
+  const headers: Record<string, string> =
+    header === false ? {} : { 'stripe-signature': header ?? signed(body) }
   return api.call('POST', 'webhooks/stripe', { key: false, body, headers })
 }
 
@@ -68,14 +70,15 @@ const settled = () =>
     sql`select count(*)::int as n from ${everyJob} where name = 'payments' and state = 'completed'`,
   )
 
+async function settleOnce(): Promise<boolean> {
+  await relayEvents(db, broker.publish, 1000)
+  await drain(inbox)
+  await drain(payments)
+  return (await settled()) === (await told())
+}
+
 /** Until every webhook that was kept has had its effect. */
-const settle = () =>
-  until(async () => {
-    await relayEvents(db, broker.publish, 1000)
-    await drain(inbox)
-    await drain(payments)
-    return (await settled()) === (await told())
-  })
+const settle = () => until(settleOnce)
 
 async function say(event: object): Promise<void> {
   const answer = await post(event)
@@ -102,7 +105,9 @@ const readPayments = async () => {
 }
 const refunds = async () => {
   const { rows } = await sql<{ subject: string; data: { reason: string } }>`
-    select subject, data from outbox where type = 'payment.refund_due' order by txid, id`.execute(db)
+    select subject, data from outbox where type = 'payment.refund_due' order by txid, id`.execute(
+    db,
+  )
   return rows.map(({ subject, data }) => `${subject} ${data.reason}`)
 }
 const orderCount = () => countOf(sql`select count(*)::int as n from orders`)
@@ -377,7 +382,9 @@ describe('a payment', () => {
 
   test('of what was confirmed without one pays for that', async () => {
     const reservation = await hold(await api.makeEvent())
-    const confirmed = await api.call('POST', `reservations/${reservation}/confirm`, { user: 'anna' })
+    const confirmed = await api.call('POST', `reservations/${reservation}/confirm`, {
+      user: 'anna',
+    })
     assert.equal(confirmed.status, 200)
     await say(intentEvent('succeeded', { payment: newPayment(), reservation }))
     await say(intentEvent('succeeded', { payment: newPayment(), reservation }))
@@ -399,31 +406,39 @@ describe('a payment', () => {
     for (const [i, reservation] of reservations.entries()) {
       if (i % 20 < 10) continue
       await sql`update reservations set
-        expires_at = clock_timestamp() + ${50 + 20 * (i % 10)} * interval '1 ms'
+        expires_at = clock_timestamp() + ${100 * (i % 10)} * interval '1 ms'
         where id = ${reservation}`.execute(db)
     }
-    const posts = reservations.flatMap((reservation, i) => {
-      const payment = newPayment()
-      const paid = { payment, reservation }
+    const events = reservations.flatMap((reservation, i) => {
+      const paid = { payment: newPayment(), reservation }
+      const failed = intentEvent('payment_failed', paid)
       return [
-        post(intentEvent('succeeded', paid)),
-        post(sessionEvent('completed', paid)),
-        ...(i % 3 === 0 ? [post(intentEvent('payment_failed', paid))] : []),
-        ...(i % 5 === 0 ? [post(intentEvent('succeeded', { ...paid, payment: newPayment() }))] : []),
+        ...(i % 6 === 0 ? [failed] : []),
+        intentEvent('succeeded', paid),
+        sessionEvent('completed', paid),
+        ...(i % 6 === 3 ? [failed] : []),
+        ...(i % 5 === 0 ? [intentEvent('succeeded', { ...paid, payment: newPayment() })] : []),
       ]
     })
-    const buyers = Array.from({ length: 12 }, (_, i) =>
-      api.call('POST', 'reservations', {
-        user: `bert${i}`,
-        body: { event_id: eventId, quantity: 1 },
-      }),
-    )
-    const sweeps = async () => {
-      while ((await settled()) < (await told())) await expireReservations(db, 5)
+    let isOver = false
+    const meanwhile = async (act: (turn: number) => Promise<unknown>) => {
+      for (let turn = 0; !isOver; turn++) await act(turn)
     }
-    const all = await Promise.all(posts)
-    assert.ok(all.every(({ status }) => status === 200))
-    await Promise.all([settle(), sweeps(), ...buyers])
+    const tell = async (of: object[]) => {
+      for (const event of of) assert.equal((await post(event)).status, 200)
+    }
+    const racing = [
+      meanwhile(settleOnce),
+      meanwhile(() => expireReservations(db, 3)),
+      meanwhile(async (turn) => {
+        const body = { event_id: eventId, quantity: 1 }
+        if (turn < 12) await api.call('POST', 'reservations', { user: `bert${turn}`, body })
+        else await sleep(10)
+      }),
+    ]
+    await Promise.all([0, 1, 2, 3].map((lane) => tell(events.filter((_, i) => i % 4 === lane))))
+    isOver = true
+    await Promise.all(racing)
     await settle()
     const taken = 40 + 8
     const { rows } = await sql<{ state: string; n: number }>`

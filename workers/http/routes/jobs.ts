@@ -11,14 +11,7 @@ import { redact } from '../../../domain/redact.ts'
 import { json } from '../../problem.ts'
 import { invalid } from '../../validation.ts'
 import type { Guard } from '../guard.ts'
-import {
-  job,
-  jobAccepted,
-  jobParams,
-  type NewJobBody,
-  newJob,
-  queueParams,
-} from '../schemas.ts'
+import { job, jobAccepted, jobParams, type NewJobBody, newJob, queueParams } from '../schemas.ts'
 
 export function addJobRoutes(api: FastifyInstance, guard: Guard, { db }: { db: Db }): void {
   api.post('/jobs/:queue', {

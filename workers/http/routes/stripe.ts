@@ -47,7 +47,8 @@ export function addStripeRoutes(api: FastifyInstance, { db, config }: StripePart
       const event = request.body as StripeEvent
       const payment = readStripeEvent(event)
       const { traceparent } = request.span
-      const isNew = payment && (await keep(db, event, payment, { requestId: request.id, traceparent }))
+      const isNew =
+        payment && (await keep(db, event, payment, { requestId: request.id, traceparent }))
       request.log.info(
         { webhook_id: event.id, type: event.type, payment_id: payment?.payment_id, is_new: isNew },
         'webhook',
@@ -75,7 +76,14 @@ async function keep(
       if (!(await takeWebhook(tx, { provider: 'stripe', id, payload }))) return false
       const data = { ...payment, webhook_id: id, webhook_type: type }
       await writeEvents(tx, [
-        { messageId: uuidv7(), type: 'payment.webhook', subject: id, sequence: 1, ...requested, data },
+        {
+          messageId: uuidv7(),
+          type: 'payment.webhook',
+          subject: id,
+          sequence: 1,
+          ...requested,
+          data,
+        },
       ])
       return true
     },
