@@ -108,6 +108,9 @@ describe('the queues', () => {
       ['email', 'email'],
       ['push', 'push'],
       ['push', 'push:priority'],
+      ['search', 'search'],
+      ['embed', 'embed'],
+      ['similar', 'similar'],
     ] as const) {
       const page = pages.get(worker) ?? ''
       const has = (sample: string) => assert.ok(page.includes(`\n${sample} 0\n`), sample)
@@ -146,8 +149,7 @@ describe('the queues', () => {
         ['outbox', 0, 0, 0, 0],
         ['inbox', 8, 4, 6, 0],
         ['email', 8, 4, 6, 18],
-        ['push', 0, 0, 0, 0],
-        ['push:priority', 0, 0, 0, 0],
+        ...queues.slice(4).map(({ name }) => [name, 0, 0, 0, 0]),
       ],
     )
     const jobs = openJobs(own.database)
