@@ -50,7 +50,13 @@ async function fill({ database: { db } }: Place): Promise<Map<string, Float32Arr
       const { id, vector, code } = source.next()
       vectors.set(id, vector)
       const [a, b, c] = [0, 1, 2].map(() => words[Math.floor(random() * words.length)])
-      return { id, vector, code, title: `${a} ${b} no ${from}`, description: `${c} ${Math.floor(random() * 97)}` }
+      return {
+        id,
+        vector,
+        code,
+        title: `${a} ${b} no ${from}`,
+        description: `${c} ${Math.floor(random() * 97)}`,
+      }
     })
     const ids = rows.map(({ id }) => id)
     await sql`insert into items (id, title, description, search, content_version)
