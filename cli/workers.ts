@@ -118,7 +118,7 @@ export const workers: readonly Worker[] = [
   {
     name: 'similar',
     purpose: 'keeps the lists of similar items',
-    memory: 'steady',
+    memory: 'small',
     settings: similarSettings,
   },
   {
