@@ -2,6 +2,7 @@
 
 import type { ColumnType, Generated, GeneratedAlways, Kysely, Transaction } from 'kysely'
 import type { CloudEvent, EventType } from '../domain/events.ts'
+import type { PaceState } from '../domain/vendorPace.ts'
 import type { QueuePhase, QueueSession, QueueStatus, WindowEnd } from '../domain/waitingroom.ts'
 
 type Made = ColumnType<Date, Date | undefined, Date>
@@ -319,6 +320,57 @@ export type Schema = {
     code: string
     why: string
     changed_at: Made
+  }
+  items: {
+    id: string
+    title: string
+    description: Generated<string>
+    image: string | null
+    version: Generated<string>
+    content_version: BigInt
+    search: Generated<string>
+    created_at: Made
+    updated_at: Made
+  }
+  item_spaces: {
+    id: GeneratedAlways<number>
+    model: string
+    dimensions: number
+    generation: Generated<number>
+    centre: Buffer | null
+    centred_on: Generated<number>
+    next_generation: number | null
+    next_centre: Buffer | null
+    created_at: Made
+  }
+  item_embeddings: {
+    item_id: string
+    space_id: number
+    content_version: BigInt
+    vector: Buffer
+    applied_no: string | null
+    whole: Generated<boolean>
+    embedded_at: Made
+  }
+  item_codes: {
+    space_id: number
+    generation: number
+    item_id: string
+    code: string
+    reach: Generated<number>
+  }
+  item_neighbours: { item_id: string; other_id: string; score: number }
+  item_turns: { is_only: Generated<boolean>; no: BigInt }
+  vendor_limits: { name: string; state: Json<PaceState> }
+  item_rebuilds: {
+    target: string
+    index_name: string
+    after: string | null
+    done: Generated<number>
+    total: number
+    owner: string
+    started_at: Made
+    seen_at: Made
   }
   flags: FlagState & { name: string }
   flag_changes: FlagState & { id: GeneratedAlways<string>; name: string }

@@ -3,6 +3,7 @@
 
 import { decodeAlert } from './alerts.ts'
 import { decodeEmailJob } from './emails.ts'
+import { decodeItemJob } from './items.ts'
 import { decodePayment } from './payments.ts'
 import { decodePushJob } from './pushes.ts'
 import type { QueueName } from './queues.ts'
@@ -20,6 +21,9 @@ const decoders: Readonly<Record<QueueName, Decode>> = {
   'push:priority': decodePushJob,
   alert: decodeAlert,
   payments: decodePayment,
+  search: decodeItemJob('IndexItem'),
+  embed: decodeItemJob('EmbedItem'),
+  similar: decodeItemJob('RecomputeSimilar'),
 }
 
 /** @throws Error that says what is wrong with it and what is right; values are not in the message */

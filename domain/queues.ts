@@ -11,6 +11,9 @@ export type QueueName =
   | 'push'
   | 'push:priority'
   | 'alert'
+  | 'search'
+  | 'embed'
+  | 'similar'
   | 'payments'
 
 export type Queue = {
@@ -90,6 +93,28 @@ export const queues: readonly Queue[] = [
     retry: 'notification',
     expireInSeconds: 60,
     keepFinished: true,
+  },
+  {
+    name: 'search',
+    purpose: 'IndexItem: what changed about an item, to the search index',
+    retry: 'background',
+    expireInSeconds: 120,
+    keepFinished: false,
+  },
+  {
+    name: 'embed',
+    purpose: 'EmbedItem: an item, to the embedding vendor',
+    retry: 'background',
+    // A call may take a minute, and waits for its turn before.
+    expireInSeconds: 180,
+    keepFinished: true,
+  },
+  {
+    name: 'similar',
+    purpose: 'RecomputeSimilar: whom an item is like, and who is like it',
+    retry: 'background',
+    expireInSeconds: 120,
+    keepFinished: false,
   },
   {
     name: 'payments',

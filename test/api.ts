@@ -8,6 +8,7 @@ import { openLimits } from '../db/limits.ts'
 import { type Database, openDatabase } from '../db/open.ts'
 import { openAuth } from '../workers/auth.ts'
 import { createCommands } from '../workers/http/commands.ts'
+import { findInPostgres } from '../workers/http/found.ts'
 import { createServer, type ServerParts } from '../workers/http/server.ts'
 
 export const internalSecret = 'a secret for internal programs'
@@ -56,6 +57,7 @@ export async function openApi(
     limits: openLimits(db),
     config: { ...unlimited, ...limits },
     run: commands.run,
+    found: findInPostgres(db),
     ...over,
   })
   await app.ready()

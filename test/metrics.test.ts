@@ -110,6 +110,9 @@ describe('the queues', () => {
       ['push', 'push:priority'],
       ['alert', 'alert'],
       ['inbox', 'payments'],
+      ['search', 'search'],
+      ['embed', 'embed'],
+      ['similar', 'similar'],
     ] as const) {
       const page = pages.get(worker) ?? ''
       const has = (sample: string) => assert.ok(page.includes(`\n${sample} 0\n`), sample)

@@ -28,6 +28,7 @@ export const problems: Record<ErrorCode, { status: number; title: string }> = {
   SECTION_NOT_FOUND: { status: 404, title: 'Section not found' },
   RESERVATION_NOT_FOUND: { status: 404, title: 'Reservation not found' },
   COMMAND_NOT_FOUND: { status: 404, title: 'Command not found' },
+  ITEM_NOT_FOUND: { status: 404, title: 'Item not found' },
   QUEUE_NOT_FOUND: { status: 404, title: 'Queue not found' },
   JOB_NOT_FOUND: { status: 404, title: 'Job not found' },
   COMMAND_CANCELLED: { status: 409, title: 'The command was cancelled' },

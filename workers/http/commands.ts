@@ -5,6 +5,7 @@
 import { analyzeSeats, createEvent, type NewEvent } from '../../db/events.ts'
 import { createGroup, createLanes } from '../../db/group.ts'
 import { type Held, type Hold, holdPlaces } from '../../db/holds.ts'
+import { createItem, type ItemContent, putItem } from '../../db/items.ts'
 import { confirmReservations, type Order } from '../../db/orders.ts'
 import { createQuota, type NewQuota } from '../../db/quotas.ts'
 import { type Receipt, ReceiptTaken, readReceipt, saveReceipts } from '../../db/receipts.ts'
@@ -37,6 +38,8 @@ export type Command =
   | ({ name: 'createEvent'; event: NewEvent } & Requested)
   | ({ name: 'createQuota'; quota: NewQuota } & Requested)
   | ({ name: 'putUser' } & PutUser & Requested)
+  | ({ name: 'createItem'; item: ItemContent } & Requested)
+  | ({ name: 'putItem'; itemId: string; item: ItemContent } & Requested)
   | ({ name: 'enqueueJob'; queue: QueueName; job: AskedJob } & Requested)
 
 export type Commands = {
@@ -181,6 +184,18 @@ export function createCommands(options: CommandOptions): Commands {
           (tx) => putUser(tx, command),
           (user) => user,
         )
+      case 'createItem':
+        return await single(
+          { command, receipt },
+          (tx) => createItem(tx, command.item, command),
+          (item) => item,
+        )
+      case 'putItem':
+        return await single(
+          { command, receipt },
+          (tx) => putItem(tx, command.itemId, command.item, command),
+          (item) => item,
+        )
       case 'enqueueJob': {
         const { queue, job } = command
         return await single(
@@ -212,7 +227,11 @@ export function createCommands(options: CommandOptions): Commands {
   }
 }
 
-const statusOf: Partial<Record<Command['name'], number>> = { putUser: 200, enqueueJob: 202 }
+const statusOf: Partial<Record<Command['name'], number>> = {
+  putUser: 200,
+  putItem: 200,
+  enqueueJob: 202,
+}
 
 async function enqueueJob(tx: Tx, queue: QueueName, job: AskedJob): Promise<void> {
   const { id, data, priority, startAfter } = job

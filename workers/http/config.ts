@@ -13,6 +13,7 @@ import {
   text,
   type Values,
 } from '../config.ts'
+import { openSearchSettings } from '../openSearchSettings.ts'
 
 /** What Postgres's integer holds. */
 const perMinuteMax = 2_147_483_647
@@ -45,6 +46,7 @@ export const httpSettings = {
     doc: 'Mailgun’s webhook signing key; unset: its webhooks are not taken',
     secret: true,
   }),
+  ...openSearchSettings,
   STRIPE_WEBHOOK_SECRET: {
     doc: 'signing secret of Stripe’s webhook endpoint; several in a comma list while one is exchanged; unset: its webhooks are not taken',
     secret: true,

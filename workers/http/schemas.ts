@@ -3,6 +3,7 @@
 // through TypeBox's Static: its builder would cost the process 20 MB at run time.
 
 import type { Static } from 'typebox'
+import { descriptionMax, imageDataMax, similarMax, titleMax } from '../../domain/items.ts'
 import { capacityMax, quantityMax } from '../../domain/seats.ts'
 
 const uuidPattern = '^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$'
@@ -175,6 +176,89 @@ export type NewQuotaBody = {
   expires_at?: string
 }
 export const quotaCreated = { type: 'object', properties: { quota_id: uuid } } as const
+
+export const newItem = {
+  type: 'object',
+  additionalProperties: false,
+  required: ['title'],
+  properties: {
+    title: line(titleMax, `a title of 1 to ${titleMax} visible characters`),
+    description: {
+      type: 'string',
+      maxLength: descriptionMax,
+      // Lines and tabs, but no other control characters.
+      pattern: '^(?:[^\\p{Cc}\\p{Cs}]|[\\t\\n\\r])*$',
+      description: `a text of ${descriptionMax} characters at most`,
+    },
+    image: {
+      type: 'string',
+      minLength: 1,
+      maxLength: imageDataMax,
+      description: 'an https URL, or a data: URL such as data:image/png;base64,…',
+    },
+  },
+} as const
+export type NewItemBody = { title: string; description?: string; image?: string }
+export const itemChanged = {
+  type: 'object',
+  properties: {
+    item_id: uuid,
+    version: { type: 'integer', description: 'grows with each change' },
+  },
+} as const
+
+const itemProperties = {
+  item_id: uuid,
+  title: { type: 'string' },
+  description: { type: 'string' },
+  image: { type: 'string', description: 'in lists only one that is a URL' },
+  version: { type: 'integer' },
+  embedded: { type: 'boolean', description: 'whether it was embedded as it is now' },
+  created_at: time,
+  updated_at: time,
+} as const
+export const item = { type: 'object', properties: itemProperties } as const
+export const itemList = {
+  type: 'object',
+  properties: { items: { type: 'array', items: item } },
+} as const
+export const similarItems = {
+  type: 'object',
+  properties: {
+    items: {
+      type: 'array',
+      items: {
+        type: 'object',
+        properties: {
+          ...itemProperties,
+          score: { type: 'number', description: 'the cosine of the two embeddings; 1: the same' },
+        },
+      },
+    },
+  },
+} as const
+
+/** A text, as all in a query is. */
+const number = (pattern: string, description: string) =>
+  ({ type: 'string', pattern, description }) as const
+
+export const itemQuery = {
+  type: 'object',
+  additionalProperties: false,
+  required: ['q'],
+  properties: {
+    q: line(200, 'words to look for: 1 to 200 visible characters'),
+    limit: number('^([1-9]|[1-4][0-9]|50)$', 'a whole number from 1 to 50; 20 when left out'),
+    offset: number('^([0-9]|[1-9][0-9]{1,2}|1000)$', 'a whole number from 0 to 1000'),
+  },
+} as const
+export const similarQuery = {
+  type: 'object',
+  additionalProperties: false,
+  properties: {
+    limit: number(`^([1-9]|1[0-9]|${similarMax})$`, `a whole number from 1 to ${similarMax}`),
+  },
+} as const
 
 /** Mailgun may add fields. */
 export const mailgunWebhook = {

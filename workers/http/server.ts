@@ -22,6 +22,7 @@ import { addMethods } from './methods.ts'
 import { addOpenApi } from './openapi.ts'
 import { addCommandRoutes } from './routes/commands.ts'
 import { addEventRoutes } from './routes/events.ts'
+import { addItemRoutes, type ItemParts } from './routes/items.ts'
 import { addJobRoutes } from './routes/jobs.ts'
 import { addQuotaRoutes } from './routes/quotas.ts'
 import { addReservationRoutes } from './routes/reservations.ts'
@@ -31,18 +32,19 @@ import { addWebhookRoutes } from './routes/webhooks.ts'
 import { noBody } from './schemas.ts'
 import { traceRequests } from './trace.ts'
 
-export type ServerParts = Omit<GuardParts, 'runLater'> & {
-  config: GuardParts['config'] &
-    Pick<
-      HttpConfig,
-      'TRUSTED_PROXIES' | 'HTTP_REQUEST_TIMEOUT' | 'MAILGUN_SIGNING_KEY' | 'STRIPE_WEBHOOK_SECRET'
-    >
-  db: Db
-  jobs: Jobs
-  log: FastifyBaseLogger
-  /** Told of every answer: the route's pattern, never the path that was asked for. */
-  onAnswer?(method: string, route: string, status: number, seconds: number): void
-}
+export type ServerParts = Omit<GuardParts, 'runLater'> &
+  Pick<ItemParts, 'found'> & {
+    config: GuardParts['config'] &
+      Pick<
+        HttpConfig,
+        'TRUSTED_PROXIES' | 'HTTP_REQUEST_TIMEOUT' | 'MAILGUN_SIGNING_KEY' | 'STRIPE_WEBHOOK_SECRET'
+      >
+    db: Db
+    jobs: Jobs
+    log: FastifyBaseLogger
+    /** Told of every answer: the route's pattern, never the path that was asked for. */
+    onAnswer?(method: string, route: string, status: number, seconds: number): void
+  }
 
 export const bodyMaxBytes = 64 * 1024
 /** Of one process: far more than it can serve at once, fewer than the usual limit of descriptors, 65,536. */
@@ -136,6 +138,7 @@ export async function createServer(parts: ServerParts): Promise<FastifyInstance>
       addReservationRoutes(api, guard, parts)
       addUserRoutes(api, guard)
       addQuotaRoutes(api, guard)
+      addItemRoutes(api, guard, parts)
       addCommandRoutes(api, guard, parts)
       addJobRoutes(api, guard, parts)
       addWebhookRoutes(api, parts)
