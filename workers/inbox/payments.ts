@@ -3,7 +3,7 @@
 
 import { createGroup } from '../../db/group.ts'
 import type { Jobs } from '../../db/jobs.ts'
-import { type PaymentOutcome, settlePayments } from '../../db/payments.ts'
+import type { PaymentOutcome } from '../../db/payments.ts'
 import type { Db } from '../../db/schema.ts'
 import { CommitUnknown, isConnectionLost } from '../../db/transaction.ts'
 import { AppError } from '../../domain/errors.ts'
@@ -27,7 +27,8 @@ export function paymentsPass({ db, jobs, worker, onPayment }: PaymentsOptions): 
     groupMax,
     divides: (error) =>
       !(error instanceof AppError) && !(error instanceof CommitUnknown) && !isConnectionLost(error),
-    commit: (payments) => settlePayments(db, payments),
+    // With the first payment: an idle inbox does without the code of holds and orders.
+    commit: async (payments) => (await import('../../db/payments.ts')).settlePayments(db, payments),
   })
   return jobPass({
     db,
