@@ -1,10 +1,12 @@
 // Brings a database to the schema of this code: migrations/*.sql in the order of their names, all in one transaction,
 // then the job table and its queues. A migration is frozen once applied: its file's hash is kept, and another one is an
-// error. A database that has migrations this code does not know is newer, and refused. Safe to run from many processes.
+// error. A database that has migrations this code does not know is newer, and refused. Safe to run from many processes,
+// and beside workers: it gives way to them, and tries again.
 
 import { createHash } from 'node:crypto'
 import { readdirSync, readFileSync } from 'node:fs'
 import { join } from 'node:path'
+import { setTimeout as sleep } from 'node:timers/promises'
 import { sql } from 'kysely'
 import { type Migration, Migrator } from 'kysely/migration'
 import pg from 'pg'
@@ -12,6 +14,7 @@ import { installJobs } from './jobTable.ts'
 import { mendOutbox } from './mend.ts'
 import { openDatabase } from './open.ts'
 import type { Db } from './schema.ts'
+import { sqlState } from './transaction.ts'
 
 export type MigrateOptions = {
   url: string
@@ -61,6 +64,17 @@ const migrationTableName = 'schema_migrations'
 /** Two migrators of one database take turns under this advisory lock: "flotilla" in ASCII, cut to 63 bits. */
 const lockKey = '7380878379737665'
 
+/**
+ * A change of a table waits for whoever uses it, and everybody else waits behind the change: so it waits no longer than
+ * this, all is undone, workers get a second or two, and it begins again. Some two minutes of that are as many tries as
+ * come between two transactions of workers, and less than systemd or Kubernetes give a start.
+ */
+const waits = { lock: '3s', pauseMs: 1000, attemptsMax: 30 } as const
+const inTheWay: Record<string, string> = {
+  '55P03': `a table is in use for longer than ${waits.lock}`,
+  '40P01': 'a worker and the change wait for each other',
+}
+
 /** One value for the migrations as a whole: names a template database made from them. */
 export function migrationsHash(folder = migrationsFolder): string {
   const all = readFiles(folder).map(({ name, hash }) => `${name} ${hash}`)
@@ -109,29 +123,44 @@ async function applyMissing(db: Db, folder: string, onStep: MigrateOptions['onSt
   await sql`create table if not exists schema_migration_hashes (name text primary key, hash text not null)`.execute(
     db,
   )
-  const migrator = new Migrator({
+  for (let attempt = 1; ; attempt++) {
+    const { error, results = [] } = await createMigrator(db, folder).migrateToLatest()
+    if (error === undefined) {
+      for (const { migrationName } of results) onStep?.(`applied ${migrationName}`)
+      return results.map(({ migrationName }) => migrationName)
+    }
+    const failed = results.find(({ status }) => status === 'Error')
+    if (!failed) throw error
+    const why = inTheWay[sqlState(error) ?? '']
+    const { message } = error as Error
+    if (why === undefined) {
+      throw new Error(`the migration ${failed.migrationName} failed: ${message}`, { cause: error })
+    }
+    if (attempt === waits.attemptsMax) {
+      const told = `the migration ${failed.migrationName} found no moment in ${attempt} tries: ${why}`
+      const mend = 'end the oldest transactions of pg_stat_activity, or come at a quieter time'
+      throw new Error(`${told}; ${mend}`, { cause: error })
+    }
+    onStep?.(`${failed.migrationName} waits: ${why}`)
+    await sleep(waits.pauseMs * (1 + Math.random()))
+  }
+}
+
+const createMigrator = (db: Db, folder: string) =>
+  new Migrator({
     db,
     provider: { getMigrations: async () => migrationsOf(readFiles(folder)) },
     migrationTableName,
     migrationLockTableName: `${migrationTableName}_lock`,
     nameComparator: byName,
   })
-  const { error, results = [] } = await migrator.migrateToLatest()
-  if (error) {
-    const failed = results.find(({ status }) => status === 'Error')
-    if (!failed) throw error
-    const { message } = error as Error
-    throw new Error(`the migration ${failed.migrationName} failed: ${message}`, { cause: error })
-  }
-  for (const { migrationName } of results) onStep?.(`applied ${migrationName}`)
-  return results.map(({ migrationName }) => migrationName)
-}
 
 function migrationsOf(files: File[]): Record<string, Migration> {
   const entry = ({ name, text, hash }: File): [string, Migration] => [
     name,
     {
       async up(db) {
+        await sql`select set_config('lock_timeout', ${waits.lock}, true)`.execute(db)
         await sql.raw(text).execute(db)
         await sql`insert into schema_migration_hashes (name, hash) values (${name}, ${hash})`.execute(
           db,

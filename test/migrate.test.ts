@@ -99,3 +99,21 @@ test('a file that fails is named, and nothing of the run stays', async () => {
   const status = await schemaStatus(database.db, folder)
   assert.deepEqual(status.missing, ['0001_one', '0002_two', '0003_three'])
 })
+
+test('waits for whoever uses a table, and stops nobody else for longer than its patience', async () => {
+  await run()
+  write('0003_three', 'alter table one add m int')
+  const client = await database.database.pool.connect()
+  await client.query('begin')
+  await client.query('select from one')
+  const steps: string[] = []
+  const onStep = (line: string) => {
+    steps.push(line)
+    if (steps.length === 1) void client.query('commit').then(() => client.release())
+  }
+  assert.deepEqual(await migrate({ url: database.url, folder, onStep }), ['0003_three'])
+  assert.deepEqual(steps, [
+    '0003_three waits: a table is in use for longer than 3s',
+    'applied 0003_three',
+  ])
+})
