@@ -311,6 +311,25 @@ export type Schema = {
     why: string
     changed_at: Made
   }
+  operator_actions: {
+    id: string
+    at: Made
+    who: string
+    address: string
+    session: string
+    action: string
+    subject: string
+    detail: Json<Record<string, unknown>>
+    state: Generated<'running' | 'done' | 'failed' | 'stopped'>
+    total: number | null
+    looked: Generated<number>
+    done: Generated<number>
+    cursor: string | null
+    outcome: string | null
+    seen_at: Made
+    finished_at: Date | null
+  }
+  ended_sessions: { id: string; expires_at: Date }
 }
 
 /** The pool: each statement its own transaction. */
