@@ -11,6 +11,7 @@ import { check } from './check.ts'
 import { completion, completionFlag, offer, shellInit } from './completion.ts'
 import { emailPreview } from './email/preview.ts'
 import { emailSuppress } from './email/suppress.ts'
+import { flagsList, flagsSet } from './flags.ts'
 import { jobsCommands, jobsEpilogue } from './jobs/commands.ts'
 import { loaderCommands } from './loader/commands.ts'
 import { migrate } from './migrate.ts'
@@ -58,6 +59,8 @@ export const programs: Record<Program, readonly Entry[]> = {
     entry(bench),
     entry(emailPreview),
     entry(emailSuppress),
+    entry(flagsList),
+    entry(flagsSet),
     ...loaderCommands,
     entry(jobs),
     entry(shellInit),

@@ -2,6 +2,7 @@
 // deployment go by, with the V8 flags each runs under.
 
 import { join } from 'node:path'
+import { alertSettings, readAlertConfig } from '../workers/alert/config.ts'
 import { ConfigError, type Environment, readConfig, type Settings } from '../workers/config.ts'
 import { emailSettings, readEmailConfig } from '../workers/email/config.ts'
 import { expirySettings } from '../workers/expiry/config.ts'
@@ -97,6 +98,13 @@ export const workers: readonly Worker[] = [
     settings: waitingroomSettings,
     read: readWaitingroomConfig,
     processes: (env) => Number(env.WAITINGROOM_PROCESSES || 1),
+  },
+  {
+    name: 'alert',
+    purpose: 'tells people what went wrong',
+    memory: 'small',
+    settings: alertSettings,
+    read: readAlertConfig,
   },
 ]
 

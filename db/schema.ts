@@ -25,6 +25,14 @@ export type WorkerDoing = {
   rssBytes?: number
 }
 
+type FlagState = {
+  enabled: boolean
+  is_auto: boolean
+  changed_by: string
+  reason: string
+  changed_at: Made
+}
+
 export type Schema = {
   events: {
     id: string
@@ -240,6 +248,7 @@ export type Schema = {
     created_at: Made
     resolved_at: Date | null
     resolved_as: 'retried' | 'removed' | null
+    noticed_at: Date | null
   }
   paused_queues: { queue: string; paused_at: Made }
   workers: {
@@ -330,6 +339,22 @@ export type Schema = {
     finished_at: Date | null
   }
   ended_sessions: { id: string; expires_at: Date }
+  flags: FlagState & { name: string }
+  flag_changes: FlagState & { id: GeneratedAlways<string>; name: string }
+  dead_letter_notices: { queue: string; told_at: Date }
+  rests: { name: string; until_at: Date }
+  payments: {
+    provider: string
+    id: string
+    state: 'confirmed' | 'refund_due' | 'failed'
+    reservation_id: string
+    amount_minor: BigInt | null
+    currency: string | null
+    order_id: string | null
+    reason: string | null
+    cancelled: Generated<boolean>
+    settled_at: Made
+  }
 }
 
 /** The pool: each statement its own transaction. */

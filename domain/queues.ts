@@ -3,7 +3,14 @@
 
 import { type JobSchedule, jobSchedules } from './retries.ts'
 
-export type QueueName = 'commands' | 'outbox' | 'inbox' | 'email' | 'push' | 'push:priority'
+export type QueueName =
+  | 'commands'
+  | 'outbox'
+  | 'inbox'
+  | 'email'
+  | 'push'
+  | 'push:priority'
+  | 'alert'
 
 export type Queue = {
   name: QueueName
@@ -74,6 +81,13 @@ export const queues: readonly Queue[] = [
     purpose: 'push messages that overtake those of the queue push',
     retry: 'notification',
     expireInSeconds: 120,
+    keepFinished: true,
+  },
+  {
+    name: 'alert',
+    purpose: 'alerts for people: Slack and e-mail',
+    retry: 'notification',
+    expireInSeconds: 60,
     keepFinished: true,
   },
 ]

@@ -1,6 +1,7 @@
 // What a job of each queue must bring: the decoder its worker reads it with, so that what is refused here is what would
 // be dead there.
 
+import { decodeAlert } from '../../domain/alerts.ts'
 import { decodeEmailJob } from '../../domain/emails.ts'
 import { decodePushJob } from '../../domain/pushes.ts'
 import type { QueueName } from '../../domain/queues.ts'
@@ -14,6 +15,7 @@ const decoders: Readonly<Partial<Record<QueueName, Decode>>> = {
   email: decodeEmailJob,
   push: decodePushJob,
   'push:priority': decodePushJob,
+  alert: decodeAlert,
 }
 
 /** @throws Error that says what is wrong with it; values are not in the message */
