@@ -11,6 +11,7 @@ import { createCommands } from '../workers/http/commands.ts'
 import { createServer, type ServerParts } from '../workers/http/server.ts'
 
 export const internalSecret = 'a secret for internal programs'
+export const consolePassword = 'a password for the console'
 
 export const newKey = (): string => randomUUID().replaceAll('-', '')
 
@@ -28,6 +29,10 @@ const unlimited = {
   HTTP_REQUEST_TIMEOUT: 30,
   TRUSTED_PROXIES: undefined,
   MAILGUN_SIGNING_KEY: undefined,
+  CONSOLE_PASSWORD: consolePassword,
+  REDIS_URL: undefined,
+  WAITINGROOM_URL: undefined,
+  WAITINGROOM_PORT: 8090,
 }
 
 /** No limits unless given; `over` replaces parts. */

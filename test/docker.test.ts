@@ -148,6 +148,7 @@ describe('the image', () => {
       METRICS_HOST: '127.0.0.1',
       METRICS_PORT: '',
       INTERNAL_AUTH_SECRET: 'sixteen characters and more',
+      CONSOLE_PASSWORD: 'sixteen characters and more',
       AUTH_MODE: 'jwt',
       JWT_ISSUER: 'https://issuer.example',
       JWT_AUDIENCE: 'tickets',

@@ -6,11 +6,13 @@ import {
   ConfigError,
   commonSettings,
   type Environment,
+  generatedSecret,
   int,
   readConfig,
   requiredText,
   type Setting,
   text,
+  url,
   type Values,
 } from '../config.ts'
 
@@ -44,6 +46,16 @@ export const httpSettings = {
   MAILGUN_SIGNING_KEY: text({
     doc: 'Mailgun’s webhook signing key; unset: its webhooks are not taken',
     secret: true,
+  }),
+  CONSOLE_PASSWORD: generatedSecret({ doc: 'what lets people into /console' }),
+  WAITINGROOM_URL: url({
+    doc: 'where people reach the waiting room, for links; unset: the Host of the request, WAITINGROOM_PORT',
+    schemes: ['http', 'https'],
+  }),
+  WAITINGROOM_PORT: int({
+    doc: 'port of the waiting room, for links',
+    fallback: 8090,
+    max: 65535,
   }),
   HTTP_REQUEST_TIMEOUT: int({
     doc: 'how long a client may take to send one request, s',

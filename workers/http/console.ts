@@ -1,10 +1,10 @@
 // The way to the console (console/): its addresses, how its forms are read, and its parts, which are loaded when somebody
 // first asks for it. Until then it costs a process nothing.
 
-import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
+import type { FastifyBaseLogger, FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
 import type { Db } from '../../db/schema.ts'
+import { AppError } from '../../domain/errors.ts'
 import type { RateLimiter } from '../../domain/limits.ts'
-import type { Log } from '../log.ts'
 import type { HttpConfig } from './config.ts'
 import type { Console } from './console/console.ts'
 import type { Answer, Visit } from './console/visit.ts'
@@ -12,7 +12,7 @@ import type { Answer, Visit } from './console/visit.ts'
 export type ConsoleMount = {
   db: Db
   limits: RateLimiter
-  log: Log
+  log: FastifyBaseLogger
   config: Pick<
     HttpConfig,
     'CONSOLE_PASSWORD' | 'REDIS_URL' | 'WAITINGROOM_URL' | 'WAITINGROOM_PORT'
@@ -33,8 +33,12 @@ export function addConsole(app: FastifyInstance, parts: ConsoleMount): void {
 
   app.register(async (scope) => {
     const type = 'application/x-www-form-urlencoded'
+    scope.removeAllContentTypeParsers()
     scope.addContentTypeParser(type, { parseAs: 'string' }, (_request, text, done) =>
       done(null, text),
+    )
+    scope.addContentTypeParser('*', (_request, _body, done) =>
+      done(new AppError('UNSUPPORTED_MEDIA_TYPE', `send the form as ${type}`)),
     )
     scope.setErrorHandler(async (error, request, reply) =>
       send(reply, (await load()).refuse(toVisit(request), error)),

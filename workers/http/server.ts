@@ -16,6 +16,7 @@ import { AppError } from '../../domain/errors.ts'
 import { notFound, problem, toAppError } from '../problem.ts'
 import { invalid } from '../validation.ts'
 import type { HttpConfig } from './config.ts'
+import { addConsole, type ConsoleMount } from './console.ts'
 import { createGuard, type GuardParts, send } from './guard.ts'
 import { createRunLater } from './later.ts'
 import { addMethods } from './methods.ts'
@@ -31,7 +32,8 @@ import { traceRequests } from './trace.ts'
 
 export type ServerParts = Omit<GuardParts, 'runLater'> & {
   config: GuardParts['config'] &
-    Pick<HttpConfig, 'TRUSTED_PROXIES' | 'HTTP_REQUEST_TIMEOUT' | 'MAILGUN_SIGNING_KEY'>
+    Pick<HttpConfig, 'TRUSTED_PROXIES' | 'HTTP_REQUEST_TIMEOUT' | 'MAILGUN_SIGNING_KEY'> &
+    ConsoleMount['config']
   db: Db
   jobs: Jobs
   log: FastifyBaseLogger
@@ -117,6 +119,7 @@ export async function createServer(parts: ServerParts): Promise<FastifyInstance>
   })
 
   addOpenApi(app)
+  addConsole(app, parts)
   const methods = addMethods(app)
   await app.register(
     async (api) => {

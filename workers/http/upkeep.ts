@@ -4,6 +4,7 @@
 import { closeDeadCommands, pruneCommands } from '../../db/commands.ts'
 import type { Jobs } from '../../db/jobs.ts'
 import type { Db } from '../../db/schema.ts'
+import { pruneActions } from '../../db/operatorActions.ts'
 import { pruneWebhooks } from '../../db/suppressions.ts'
 import { AppError } from '../../domain/errors.ts'
 import { recoverLoop } from '../jobs.ts'
@@ -37,6 +38,9 @@ export const upkeepLoops = ({ db, stores, jobs, worker }: Parts): Loop[] => [
     name: 'http prune',
     schedule: everyMinute,
     pass: async () =>
-      (await stores.prune()) + (await pruneCommands(db)) + (await pruneWebhooks(db, mailgunTokens)),
+      (await stores.prune()) +
+      (await pruneCommands(db)) +
+      (await pruneWebhooks(db, mailgunTokens)) +
+      (await pruneActions(db)),
   }),
 ]

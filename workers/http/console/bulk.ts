@@ -3,12 +3,12 @@
 // began is not meant. A process that ends leaves it stopped where it was, for anybody to go on with.
 
 import { setTimeout as sleep } from 'node:timers/promises'
+import type { FastifyBaseLogger } from 'fastify'
 import { type FailedPlace, lookFailed } from '../../../db/failedPages.ts'
 import { endAction, noteProgress, type OperatorAction } from '../../../db/operatorActions.ts'
 import { removeFailed, retryFailed } from '../../../db/redrive.ts'
 import type { Db } from '../../../db/schema.ts'
 import type { QueueName } from '../../../domain/queues.ts'
-import type { Log } from '../../log.ts'
 
 /** Rows a transaction: its locks are short, and progress is seen. */
 export const batchMax = 500
@@ -28,7 +28,7 @@ export type Bulk = {
 
 export const bulkActions = { 'jobs.retry': retryFailed, 'jobs.remove': removeFailed } as const
 
-export function createBulk({ db, log }: { db: Db; log: Log }): Bulk {
+export function createBulk({ db, log }: { db: Db; log: FastifyBaseLogger }): Bulk {
   const ending = new AbortController()
   const running = new Set<Promise<void>>()
 

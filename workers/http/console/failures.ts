@@ -14,13 +14,14 @@ import { levelMax } from '../../../db/jobStats.ts'
 import { type JobRow, readFailed } from '../../../db/operate.ts'
 import { AppError } from '../../../domain/errors.ts'
 import { type QueueName, queues } from '../../../domain/queues.ts'
+import { redact } from '../../../domain/redact.ts'
 import { type Html, html, link, type Part } from './html.ts'
 import { form } from './layout.ts'
 import { jobLink, queueNamed } from './queues.ts'
 import { bars } from './spark.ts'
 import { table } from './table.ts'
 import type { ConsoleParts, PageOf, Signed } from './visit.ts'
-import { count, countUpTo, moment, several } from './words.ts'
+import { count, countUpTo, moment, said, several } from './words.ts'
 
 export const pageMax = 50
 /** Rows a search for words looks at for one page. */
@@ -158,9 +159,15 @@ function filterForm({ queue, text }: Chosen): Html {
 function groupList(chosen: Chosen, groups: FailurePage['groups']): Html {
   return html`<details class="card" open><summary>Most frequent among the latest</summary><ul class="groups">${groups.map(
     ({ begins, count: many }) =>
-      html`<li><a href="${pathOf({ ...chosen, text: begins })}"><span class="said">${begins}</span></a> <span class="soft">${count(many)}</span></li>`,
+      html`<li>${groupLink(chosen, begins)} <span class="soft">${count(many)}</span></li>`,
   )}</ul></details>`
 }
+
+/** One that holds a secret stands in no address. */
+const groupLink = (chosen: Chosen, begins: string): Html =>
+  redact(begins) === begins
+    ? html`<a href="${pathOf({ ...chosen, text: begins })}">${said(begins)}</a>`
+    : said(begins)
 
 function list(visit: Signed, chosen: Chosen, page: FailurePage): Html {
   const { rows, looked } = page
@@ -215,9 +222,9 @@ function failureTable({ rows, audits }: FailurePage): Html {
 }
 
 function errorCell({ error }: JobRow, audit: Audit | undefined): Part {
-  const said = html`<span class="said">${error ?? 'no error was kept'}</span>`
-  if (audit === undefined) return said
-  return html`<details><summary>${said}</summary>${attemptList(audit.errors)}
+  const shown = said(error ?? 'no error was kept')
+  if (audit === undefined) return shown
+  return html`<details><summary>${shown}</summary>${attemptList(audit.errors)}
 <p class="soft">${audit.code} · audit <code>${audit.id}</code> · ${audit.transport}</p></details>`
 }
 
@@ -226,7 +233,7 @@ export const attemptList = (
 ): Html =>
   html`<ol class="attempts">${errors.map(
     ({ attempt, failed_at, message }) =>
-      html`<li value="${attempt}">${moment(failed_at)} <span class="said">${message}</span></li>`,
+      html`<li value="${attempt}">${moment(failed_at)} ${said(message)}</li>`,
   )}</ol>`
 
 function pager(chosen: Chosen, { newer, older }: FailurePage): Html {

@@ -15,7 +15,7 @@ import { type Html, html, link, nothing } from './html.ts'
 import { form } from './layout.ts'
 import { facts, table } from './table.ts'
 import type { PageOf, Redirect, Signed } from './visit.ts'
-import { badge, count, moment, type Tone } from './words.ts'
+import { badge, count, moment, said, type Tone } from './words.ts'
 
 const pageMax = 50
 const isId = (text: string) => /^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$/.test(text)
@@ -75,11 +75,11 @@ export const actionTable = (rows: readonly OperatorAction[]): Html =>
       key: row.id,
       cells: [
         html`<a href="/console/history/${row.id}">${wordOf(row)}</a>`,
-        html`<span class="said">${row.subject}</span>`,
+        said(row.subject),
         moment(row.at),
         html`${row.address} <span class="soft">${row.session}</span>`,
         badge(row.state, tones[row.state]),
-        row.outcome && html`<span class="said">${row.outcome}</span>`,
+        row.outcome && said(row.outcome),
       ],
     })),
     empty: 'Nothing was changed from here yet.',
@@ -90,7 +90,7 @@ const isBulk = ({ action, total }: OperatorAction) => total !== null && action i
 function one(visit: Signed, action: OperatorAction): Html {
   const { state, total, looked, done, subject, outcome } = action
   return html`<section class="card">
-<p>${badge(state, tones[state])} <span class="said">${subject}</span></p>
+<p>${badge(state, tones[state])} ${said(subject)}</p>
 ${isBulk(action) ? progress(action) : nothing}
 ${facts([
   ['Asked', moment(action.at)],

@@ -5,7 +5,7 @@ import { type Attempt, type Audit, readAttempts } from '../../../db/attempts.ts'
 import { cancelJob, findJobs, idRange, type JobDetail, readAuditsOf } from '../../../db/operate.ts'
 import { removeFailed, retryFailed } from '../../../db/redrive.ts'
 import { AppError } from '../../../domain/errors.ts'
-import { mask } from '../../../domain/redact.ts'
+import { mask, redact } from '../../../domain/redact.ts'
 import { traceIdOf, traceparentIn } from '../../../domain/traces.ts'
 import { cancelledCommand } from '../../problem.ts'
 import { act, field } from './act.ts'
@@ -15,7 +15,7 @@ import { form } from './layout.ts'
 import { jobLink } from './queues.ts'
 import { facts, table } from './table.ts'
 import type { Page, PageOf, Redirect, Signed } from './visit.ts'
-import { ago, badge, moment, type Tone } from './words.ts'
+import { ago, badge, moment, said, type Tone } from './words.ts'
 
 const idForm = (given: string): Html => html`<form method="get" action="/console/jobs" class="card filter" role="search">
 <label class="grow">Id of a job, or its first 8 characters or more <input name="id" value="${given}" required maxlength="40" autocomplete="off" spellcheck="false"></label>
@@ -93,7 +93,7 @@ ${facts([
   ['Sign of life', state === 'active' ? ago(job.heartbeat_at) : null],
   [state === 'failed' ? 'Failed' : 'Finished', job.finished_at && moment(job.finished_at)],
   ['Trace', traceIdOf(traceparentIn(job.data)) && html`<code>${traceIdOf(traceparentIn(job.data))}</code>`],
-  ['Error', job.error && html`<span class="said">${job.error}</span>`],
+  ['Error', job.error && said(job.error)],
 ])}
 ${buttons(visit, job)}
 </section>`
@@ -129,7 +129,7 @@ const attemptTable = (attempts: readonly Attempt[]): Html =>
       cells: [
         attempt,
         moment(failedAt),
-        html`<span class="said">${kinds[kind]}${message}</span>${stackOf(stack)}`,
+        html`${kinds[kind]}${said(message)}${stackOf(stack)}`,
       ],
     })),
     empty: '',
@@ -138,7 +138,7 @@ const attemptTable = (attempts: readonly Attempt[]): Html =>
 const stackOf = (stack: string | null): Html =>
   stack === null
     ? nothing
-    : html`<details><summary>Stack</summary><pre tabindex="0" aria-label="Stack">${stack}</pre></details>`
+    : html`<details><summary>Stack</summary><pre tabindex="0" aria-label="Stack">${redact(stack)}</pre></details>`
 
 const auditCard = (audit: Audit): Html => html`<section class="card"><h2>Given up</h2>${facts([
   ['Code', audit.code],

@@ -18,8 +18,8 @@ export async function openConsole({ db, limits, log, config }: ConsoleMount): Pr
     figures: createFigures(db),
     bulk: createBulk({ db, log }),
     waitingroomUrl: ({ host, secure }: Visit) =>
-      config.WAITINGROOM_URL ??
-      `http${secure ? 's' : ''}://${new URL(`http://${host}`).hostname}:${config.WAITINGROOM_PORT}`,
+      config.WAITINGROOM_URL?.replace(/\/$/, '') ??
+      `http${secure ? 's' : ''}://${hostname(host)}:${config.WAITINGROOM_PORT}`,
   })
   return {
     ...built,
@@ -29,6 +29,9 @@ export async function openConsole({ db, limits, log, config }: ConsoleMount): Pr
     },
   }
 }
+
+const hostname = (host: string): string =>
+  URL.canParse(`http://${host}`) ? new URL(`http://${host}`).hostname : 'localhost'
 
 async function openLengths(url: string | undefined) {
   if (url === undefined) return { lengths: undefined, close: undefined }

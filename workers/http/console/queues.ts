@@ -12,7 +12,7 @@ import { form } from './layout.ts'
 import { sparkline } from './spark.ts'
 import { table } from './table.ts'
 import type { Page, PageOf, Redirect, Signed } from './visit.ts'
-import { age, badge, count, countUpTo, moment, several, shortId } from './words.ts'
+import { age, badge, count, countUpTo, moment, said, several, shortId } from './words.ts'
 
 export const queues: PageOf = async ({ figures }, visit) => ({
   title: 'Queues',
@@ -131,7 +131,7 @@ function jobTable(rows: readonly JobRow[], state: JobState): Html {
         `${row.attempts} of ${row.attempts_max}`,
         moment(row.created_at),
         moment(row.finished_at ?? row.started_at ?? row.due_at),
-        row.error === null ? '' : html`<span class="said">${row.error}</span>`,
+        row.error === null ? '' : said(row.error),
       ],
     })),
     empty: `No job of this queue is ${state}.`,

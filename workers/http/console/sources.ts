@@ -8,13 +8,12 @@ import {
   type SourceStatus,
 } from '../../../db/loaderSources.ts'
 import { AppError } from '../../../domain/errors.ts'
-import { redact } from '../../../domain/redact.ts'
 import { act, field } from './act.ts'
 import { type Html, html, link, type Part } from './html.ts'
 import { form } from './layout.ts'
 import { table } from './table.ts'
 import type { PageOf, Redirect, Signed } from './visit.ts'
-import { age, ago, badge, count, several, type Tone } from './words.ts'
+import { age, ago, badge, count, said, several, type Tone } from './words.ts'
 
 const tones: Record<SourceState, Tone> = {
   ok: 'good',
@@ -61,7 +60,7 @@ function cells(row: SourceStatus, visit: Signed): Part[] {
     row.lag_seconds === null ? '–' : `${age(row.lag_seconds)} ago`,
     row.loaded,
     count(Math.round(row.rate_per_second * 60)),
-    row.last_error && html`<span class="said">${redact(row.last_error)}</span> <span class="soft">${ago(row.failed_at)}</span>`,
+    row.last_error && html`${said(row.last_error)} <span class="soft">${ago(row.failed_at)}</span>`,
     pauseForm(row, visit),
   ]
 }

@@ -2,8 +2,8 @@
 // function from one to the other. And what all pages are given to work with.
 
 import type { IncomingHttpHeaders } from 'node:http'
+import type { FastifyBaseLogger } from 'fastify'
 import type { Db } from '../../../db/schema.ts'
-import type { Log } from '../../log.ts'
 import type { Bulk } from './bulk.ts'
 import type { Figures } from './figures.ts'
 import type { Html } from './html.ts'
@@ -40,7 +40,7 @@ export type Redirect = { to: string }
 
 export type ConsoleParts = {
   db: Db
-  log: Log
+  log: FastifyBaseLogger
   figures: Figures
   bulk: Bulk
   /** How many wait, by match, where Redis knows; undefined: the database does. */

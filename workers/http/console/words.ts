@@ -1,5 +1,6 @@
 // How numbers, times and states are put to people: one place, so that all pages say them alike. Times are UTC.
 
+import { redact } from '../../../domain/redact.ts'
 import { type Html, html } from './html.ts'
 
 export const count = (n: number): string => n.toLocaleString('en-US')
@@ -55,6 +56,9 @@ export type Tone = 'good' | 'bad' | 'warn' | 'calm'
 /** A word for a state; the colour says nothing that the word does not. */
 export const badge = (word: string, tone: Tone): Html =>
   html`<span class="badge ${tone}">${word}</span>`
+
+/** What a stranger said, such as an error: once more without secrets and personal data, broken where it must be. */
+export const said = (text: string): Html => html`<span class="said">${redact(text)}</span>`
 
 /** An id as people copy it. */
 export const shortId = (id: string): string => id.slice(0, 8)
