@@ -41,6 +41,9 @@ export async function act(
   }
 }
 
+export const isId = (text: string): boolean =>
+  /^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$/.test(text)
+
 /** A field of a form. @throws AppError when it is not there */
 export function field({ form }: Signed, name: string): string {
   const value = form.get(name)

@@ -7,19 +7,18 @@ import { countFailed, type Moved, removeFailed, retryFailed } from '../../../db/
 import { readPaused } from '../../../db/pauses.ts'
 import { AppError } from '../../../domain/errors.ts'
 import { redact } from '../../../domain/redact.ts'
-import { act, field, operatorOf } from './act.ts'
-import { type Chosen, chosenIn, filterOf, pageMax, pathOf } from './failures.ts'
+import { act, field, isId, operatorOf } from './act.ts'
+import { type Chosen, chosenIn, filterOf, pathOf } from './failureFilter.ts'
+import { pageMax } from './failures.ts'
 import { html, link } from './html.ts'
 import { form } from './layout.ts'
 import type { ConsoleParts, Page, PageOf, Redirect, Signed } from './visit.ts'
 import { count, several } from './words.ts'
 
-const uuid = /^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$/
-
 /** Ids in the dead letter queues. @throws AppError */
 function idsIn({ form }: Signed): string[] {
   const ids = [...new Set(form.getAll('id'))]
-  if (ids.some((id) => !uuid.test(id))) throw new AppError('BAD_REQUEST', 'an id is malformed')
+  if (!ids.every(isId)) throw new AppError('BAD_REQUEST', 'an id is malformed')
   if (ids.length > pageMax) {
     throw new AppError('BAD_REQUEST', `choose at most ${pageMax} at once, or all that match`)
   }

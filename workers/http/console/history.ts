@@ -9,7 +9,7 @@ import {
   resumeAction,
 } from '../../../db/operatorActions.ts'
 import { AppError } from '../../../domain/errors.ts'
-import { field } from './act.ts'
+import { field, isId } from './act.ts'
 import { bulkActions } from './bulk.ts'
 import { type Html, html, link, nothing } from './html.ts'
 import { form } from './layout.ts'
@@ -18,7 +18,6 @@ import type { PageOf, Redirect, Signed } from './visit.ts'
 import { badge, count, moment, said, type Tone } from './words.ts'
 
 const pageMax = 50
-const isId = (text: string) => /^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$/.test(text)
 
 const tones: Record<OperatorAction['state'], Tone> = {
   running: 'calm',

@@ -2,7 +2,7 @@
 // Styles and the script are files of their own: the page's policy allows nothing that stands in it.
 
 import { type Html, html, nothing, type Part } from './html.ts'
-import type { Page, Signed } from './visit.ts'
+import type { Answer, Page, Signed } from './visit.ts'
 import { iso } from './words.ts'
 
 const pages = [
@@ -26,6 +26,18 @@ export const securityHeaders: Readonly<Record<string, string>> = {
   'cross-origin-opener-policy': 'same-origin',
   'cross-origin-resource-policy': 'same-origin',
 }
+
+export const htmlAnswer = (body: string, status = 200): Answer => ({
+  status,
+  headers: { ...securityHeaders, 'content-type': 'text/html; charset=utf-8' },
+  body,
+})
+
+export const redirect = (to: string): Answer => ({
+  status: 303,
+  headers: { ...securityHeaders, location: to },
+  body: '',
+})
 
 const document = (title: string, body: Html): string =>
   html`<!doctype html>
