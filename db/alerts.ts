@@ -3,15 +3,11 @@
 
 import type { Alert } from '../domain/alerts.ts'
 import type { Tx } from './schema.ts'
-import { sendJobs } from './sends.ts'
-import { wakeAfterCommit } from './wake.ts'
+import { sendInTransaction } from './sends.ts'
 
-export async function sendAlerts(tx: Tx, alerts: readonly Alert[]): Promise<void> {
-  if (alerts.length === 0) return
-  await sendJobs(
+export const sendAlerts = (tx: Tx, alerts: readonly Alert[]): Promise<void> =>
+  sendInTransaction(
     tx,
     'alert',
     alerts.map((data) => ({ data })),
   )
-  wakeAfterCommit(tx, 'alert')
-}

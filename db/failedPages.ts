@@ -43,7 +43,8 @@ export async function lookFailed(db: Db, filter: FailedFilter, look: Look): Prom
       await planLook(tx)
       const { rows } = await lookQuery(filter, look).execute(tx)
       const [first] = rows
-      if (first === undefined || first.looked === 0) return { found: [], looked: 0, last: undefined }
+      if (first === undefined || first.looked === 0)
+        return { found: [], looked: 0, last: undefined }
       return {
         found: rows.flatMap(({ us, id }) => (us !== null && id !== null ? [{ us, id }] : [])),
         looked: first.looked,
@@ -113,7 +114,8 @@ function behind(from: FailedPlace | undefined, direction: Look['direction']) {
 /** A stack begins with the class of its error. */
 function fits(text: string | undefined) {
   if (text === undefined || text === '') return sql<SqlBool>`true`
-  const has = (where: RawBuilder<unknown>) => sql<SqlBool>`strpos(lower(${where}), lower(${text})) > 0`
+  const has = (where: RawBuilder<unknown>) =>
+    sql<SqlBool>`strpos(lower(${where}), lower(${text})) > 0`
   return sql<SqlBool>`coalesce(${has(said)} or ${has(sql`split_part(l.output->>'stack', e'\\n', 1)`)}, false)`
 }
 

@@ -11,6 +11,7 @@ export type QueueName =
   | 'push'
   | 'push:priority'
   | 'alert'
+  | 'payments'
 
 export type Queue = {
   name: QueueName
@@ -88,6 +89,13 @@ export const queues: readonly Queue[] = [
     purpose: 'alerts for people: Slack and e-mail',
     retry: 'notification',
     expireInSeconds: 60,
+    keepFinished: true,
+  },
+  {
+    name: 'payments',
+    purpose: 'payments that came or failed: each confirms or cancels its reservation, or is due back',
+    retry: 'background',
+    expireInSeconds: 120,
     keepFinished: true,
   },
 ]

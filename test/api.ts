@@ -33,6 +33,7 @@ const unlimited = {
   REDIS_URL: undefined,
   WAITINGROOM_URL: undefined,
   WAITINGROOM_PORT: 8090,
+  STRIPE_WEBHOOK_SECRET: undefined,
 }
 
 /** No limits unless given; `over` replaces parts. */

@@ -10,7 +10,7 @@ import { schemaFiles, schemasFolder } from '../cli/exportSchemas.ts'
 import { type dataSchemas, eventSchema } from '../domain/catalogue.ts'
 import type { CloudEvent, EventData, EventType, NewEvent } from '../domain/events.ts'
 import { faultOf } from '../domain/schema.ts'
-import { decodeEvent } from '../workers/inbox/events.ts'
+import { decodeEvent } from '../domain/readEvent.ts'
 import { completed, held, subjects, toCloudEvent } from './events.ts'
 
 /** What the schema of a type lets pass is what the type says, and the other way round: the compiler refuses the rest. */

@@ -17,7 +17,18 @@ import { makeMatch } from './waitingrooms.ts'
 import { until } from './worker.ts'
 
 const attack = `"><script>alert('x')</script><img src=x onerror=alert(2)><a href="javascript:alert(3)">x</a>`
-const pages = ['', 'failures', 'queues', 'queues/email?state=failed', 'workers', 'sources', 'rooms', 'flags', 'history', 'jobs']
+const pages = [
+  '',
+  'failures',
+  'queues',
+  'queues/email?state=failed',
+  'workers',
+  'sources',
+  'rooms',
+  'flags',
+  'history',
+  'jobs',
+]
 
 describe('the console in a browser', { skip: withoutChromium() }, () => {
   let database: TestDatabase
@@ -65,7 +76,9 @@ describe('the console in a browser', { skip: withoutChromium() }, () => {
       const text = await tab.evaluate<string>('document.body.textContent')
       shown += text.split(`<script>alert('x')</script>`).length - 1
       // The next look, by the page's own script.
-      await tab.becomes(`document.getElementById('live').dataset.live === 'no' || document.getElementById('status').dataset.state === 'live'`)
+      await tab.becomes(
+        `document.getElementById('live').dataset.live === 'no' || document.getElementById('status').dataset.state === 'live'`,
+      )
       assert.equal(await tab.evaluate(inside), 0, path)
     }
     assert.ok(shown > 10, `${shown} times`)
@@ -83,7 +96,9 @@ describe('the console in a browser', { skip: withoutChromium() }, () => {
     assert.equal(await tab.evaluate('document.activeElement.value'), 'resume')
     await tab.becomes(`document.getElementById('status').textContent.includes('Live')`)
     await tab.online(false)
-    await tab.becomes(`document.getElementById('status').textContent.includes('Offline') || document.getElementById('status').textContent.includes('No answer')`)
+    await tab.becomes(
+      `document.getElementById('status').textContent.includes('Offline') || document.getElementById('status').textContent.includes('No answer')`,
+    )
     await sql`delete from paused_queues`.execute(api.db)
     await tab.online(true)
     await tab.becomes(`!${email}.textContent.includes('paused')`)
@@ -169,22 +184,62 @@ describe('the console in a browser', { skip: withoutChromium() }, () => {
 
 /** Something of everything, as strangers would have it. @returns the path of a job that failed */
 async function seed({ db, jobs }: Api): Promise<string> {
-  const data = { type: 'email', template: 'order_confirmation', recipient: 'ann@example.com', payload: { order: 'A-17', note: attack }, traceparent: `00-${'ab'.repeat(16)}-${'cd'.repeat(8)}-01` }
-  const [dead] = await bury(db, 'email', 1, { data: { ...data, [attack]: attack, type: attack }, error: attack })
-  await sql`insert into job_errors (job_id, queue, attempt, kind, message, stack) values (${dead?.id}, 'email', 1, 'failed', ${attack}, ${`Error: ${attack}\n    at send (mailgun.ts:12:3)`})`.execute(db)
+  const data = {
+    type: 'email',
+    template: 'order_confirmation',
+    recipient: 'ann@example.com',
+    payload: { order: 'A-17', note: attack },
+    traceparent: `00-${'ab'.repeat(16)}-${'cd'.repeat(8)}-01`,
+  }
+  const [dead] = await bury(db, 'email', 1, {
+    data: { ...data, [attack]: attack, type: attack },
+    error: attack,
+  })
+  await sql`insert into job_errors (job_id, queue, attempt, kind, message, stack) values (${dead?.id}, 'email', 1, 'failed', ${attack}, ${`Error: ${attack}\n    at send (mailgun.ts:12:3)`})`.execute(
+    db,
+  )
   await bury(db, 'email', 64, { data, error: 'Mailgun answered 421: try again later' })
   await bury(db, 'push', 12, { data: { type: 'push' }, error: 'connect ECONNREFUSED 10.0.0.7:443' })
-  await sql`update pgboss.job set created_on = now() - (random() * 20) * interval '1 hour' where name in ('email.dead', 'push.dead')`.execute(db)
+  await sql`update pgboss.job set created_on = now() - (random() * 20) * interval '1 hour' where name in ('email.dead', 'push.dead')`.execute(
+    db,
+  )
   await sql`update pgboss.job set created_on = now() where id = ${dead?.dead_id}`.execute(db)
-  await jobs.send(db, 'email', Array.from({ length: 230 }, () => ({ data })))
-  await jobs.send(db, 'push', Array.from({ length: 40 }, () => ({ data: { type: 'push' }, delayMs: 60_000 })))
-  const doing = { queues: { email: { active: 12, handled: 48_211, perSecond: 98.7 } }, rssBytes: 81 * 2 ** 20 }
+  await jobs.send(
+    db,
+    'email',
+    Array.from({ length: 230 }, () => ({ data })),
+  )
+  await jobs.send(
+    db,
+    'push',
+    Array.from({ length: 40 }, () => ({ data: { type: 'push' }, delayMs: 60_000 })),
+  )
+  const doing = {
+    queues: { email: { active: 12, handled: 48_211, perSecond: 98.7 } },
+    rssBytes: 81 * 2 ** 20,
+  }
   const worker = { host: 'node-1.fleet.internal', pid: 4711, version: '1.4.2', upSeconds: 7300 }
   await reportWorker(db, { ...worker, id: randomUUID(), name: 'email', doing })
-  await reportWorker(db, { ...worker, id: randomUUID(), name: 'http', doing: { rssBytes: 88 * 2 ** 20 } })
-  await reportWorker(db, { ...worker, id: randomUUID(), name: attack, host: attack, version: attack, doing: {} })
-  await sql`update workers set seen_at = now() - interval '5 minutes' where name = ${attack}`.execute(db)
-  await sql`update workers set seen_at = now() + interval '1 hour' where name <> ${attack}`.execute(db)
+  await reportWorker(db, {
+    ...worker,
+    id: randomUUID(),
+    name: 'http',
+    doing: { rssBytes: 88 * 2 ** 20 },
+  })
+  await reportWorker(db, {
+    ...worker,
+    id: randomUUID(),
+    name: attack,
+    host: attack,
+    version: attack,
+    doing: {},
+  })
+  await sql`update workers set seen_at = now() - interval '5 minutes' where name = ${attack}`.execute(
+    db,
+  )
+  await sql`update workers set seen_at = now() + interval '1 hour' where name <> ${attack}`.execute(
+    db,
+  )
   await sql`insert into loader_sources (name, definition, last_id, newest_id, loaded, rate, ok_at, event_at, failures, last_error, failed_at, seen_at) values
     ('shop-eu', '{}', 182233, 182240, 182233, 4, now(), now(), 0, null, null, now()),
     ('partner-api', '{}', 5120, 9911, 5120, 0, now() - interval '3 hours', now() - interval '3 hours', 17, 'HTTP 503 from the source', now(), now()),
@@ -192,9 +247,15 @@ async function seed({ db, jobs }: Api): Promise<string> {
   for (const name of ['Final: Zagreb – Split', attack]) {
     const matchId = await makeMatch(db)
     await sql`update events set name = ${name} where id = ${matchId}`.execute(db)
-    await sql`update waiting_rooms set phase = 'open', status = 'active', opened_at = now(), last_seat = 48211 where match_id = ${matchId}`.execute(db)
+    await sql`update waiting_rooms set phase = 'open', status = 'active', opened_at = now(), last_seat = 48211 where match_id = ${matchId}`.execute(
+      db,
+    )
   }
-  await openCircuit(db, 'email:mailgun', { why: 'three answers of 503 in a row', waitMs: () => 3_600_000, wasProbe: false })
+  await openCircuit(db, 'email:mailgun', {
+    why: 'three answers of 503 in a row',
+    waitMs: () => 3_600_000,
+    wasProbe: false,
+  })
   await openCircuit(db, attack, { why: attack, waitMs: () => 60_000, wasProbe: false })
   return `jobs/${dead?.dead_id}`
 }

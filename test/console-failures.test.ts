@@ -39,7 +39,8 @@ describe('failures in the console', () => {
   })
 
   const failed = async () => (await countFailed(api.db)).failed
-  const idsIn = ({ text }: Seen) => [...text.matchAll(/name="id" value="([^"]+)"/g)].map(([, id]) => id as string)
+  const idsIn = ({ text }: Seen) =>
+    [...text.matchAll(/name="id" value="([^"]+)"/g)].map(([, id]) => id as string)
   const linkIn = ({ text }: Seen, rel: string) =>
     new RegExp(`rel="${rel}" href="/console/([^"]+)"`).exec(text)?.[1]?.replaceAll('&amp;', '&')
   /** As if each had died a second before the next. */
@@ -64,7 +65,9 @@ describe('failures in the console', () => {
     await bury(api.db, 'email', 60)
     await bury(api.db, 'push', 61)
     await spread()
-    const { rows } = await sql<{ id: string }>`select id from pgboss.job where name like '%.dead' order by created_on desc`.execute(api.db)
+    const { rows } = await sql<{
+      id: string
+    }>`select id from pgboss.job where name like '%.dead' order by created_on desc`.execute(api.db)
     const order = rows.map(({ id }) => id)
     const one = await who.get('failures')
     const two = await who.get(linkIn(one, 'next') ?? '')
@@ -118,7 +121,12 @@ describe('failures in the console', () => {
   })
 
   describe('a hundred thousand of them', () => {
-    type Node = { 'Node Type': string; 'Actual Rows': number; 'Actual Loops': number; Plans?: Node[] }
+    type Node = {
+      'Node Type': string
+      'Actual Rows': number
+      'Actual Loops': number
+      Plans?: Node[]
+    }
     const nodes = (node: Node): Node[] => [node, ...(node.Plans ?? []).flatMap(nodes)]
     const plan = async (filter: FailedFilter, look: Look) =>
       await transaction(api.db, async (tx) => {
@@ -127,7 +135,8 @@ describe('failures in the console', () => {
           explain (analyze, format json) ${lookQuery(filter, look)}`.execute(tx)
         return nodes(rows[0]!['QUERY PLAN'][0]!.Plan)
       })
-    const most = (all: Node[]) => Math.max(...all.map((node) => node['Actual Rows'] * node['Actual Loops']))
+    const most = (all: Node[]) =>
+      Math.max(...all.map((node) => node['Actual Rows'] * node['Actual Loops']))
 
     test('are paged without reading, or sorting, more than a page', async () => {
       const some = await bury(api.db, 'email', 70_000)
@@ -145,7 +154,10 @@ describe('failures in the console', () => {
         for (const direction of ['older', 'newer'] as const) {
           for (const queues of [names, ['email'] as const]) {
             const all = await plan({ queues }, { ...page, from, direction })
-            assert.ok(all.some((node) => node['Node Type'].startsWith('Index')), 'by an index')
+            assert.ok(
+              all.some((node) => node['Node Type'].startsWith('Index')),
+              'by an index',
+            )
             assert.ok(!all.some((node) => node['Node Type'] === 'Seq Scan'), 'no scan over all')
             assert.ok(most(all) <= 51 * queues.length + 60, `${most(all)} rows in a step`)
           }
@@ -161,14 +173,17 @@ describe('failures in the console', () => {
       await bury(api.db, 'email', 45_000, { error: 'common' })
       await bury(api.db, 'push', 1, { error: 'rare' })
       await spread()
-      await sql`update pgboss.job set created_on = now() - interval '3 days' where name = 'push.dead'`.execute(api.db)
+      await sql`update pgboss.job set created_on = now() - interval '3 days' where name = 'push.dead'`.execute(
+        api.db,
+      )
       const look = { direction: 'older', lookMax: 20_000, max: 51 } as const
       const all = await plan({ queues: names, text: 'rare' }, look)
       assert.ok(most(all) <= 20_002, `${most(all)} rows in a step`)
       let pages = 0
       let page = await who.get('failures?text=rare')
       assert.match(page.text, /Looked at 20,000 failures/)
-      while (idsIn(page).length === 0 && pages++ < 5) page = await who.get(linkIn(page, 'next') ?? '')
+      while (idsIn(page).length === 0 && pages++ < 5)
+        page = await who.get(linkIn(page, 'next') ?? '')
       assert.equal(pages, 2)
       assert.equal(idsIn(page).length, 1)
       assert.equal(linkIn(page, 'next'), undefined)
@@ -181,10 +196,18 @@ describe('failures in the console', () => {
     const seen = await who.post('failures/ask', { do: 'retry', id: [one!.dead_id, two!.dead_id] })
     assert.match((await follow(who, seen)).text, /Retried 2 jobs\./)
     assert.equal(await failed(), 3)
-    const again = await who.post('failures/ask', { do: 'retry', id: [one!.dead_id, all[2]!.dead_id] })
+    const again = await who.post('failures/ask', {
+      do: 'retry',
+      id: [one!.dead_id, all[2]!.dead_id],
+    })
     assert.match((await follow(who, again)).text, /Retried 1 job; 1 was gone already/)
-    const { rows } = await sql<{ resolved_as: string }>`select resolved_as from job_audits where resolved_at is not null`.execute(api.db)
-    assert.deepEqual(rows.map((row) => row.resolved_as), ['retried', 'retried', 'retried'])
+    const { rows } = await sql<{
+      resolved_as: string
+    }>`select resolved_as from job_audits where resolved_at is not null`.execute(api.db)
+    assert.deepEqual(
+      rows.map((row) => row.resolved_as),
+      ['retried', 'retried', 'retried'],
+    )
   })
 
   test('are removed after a question, and only those', async () => {
@@ -202,20 +225,28 @@ describe('failures in the console', () => {
     const wrong = [
       await who.post('failures/ask', { do: 'retry' }),
       await who.post('failures/ask', { do: 'retry', id: "' or true --" }),
-      await who.post('failures/ask', { do: 'retry', id: Array.from({ length: 51 }, () => randomUUID()) }),
+      await who.post('failures/ask', {
+        do: 'retry',
+        id: Array.from({ length: 51 }, () => randomUUID()),
+      }),
       await who.post('failures/ask', { do: 'retry-all', queue: 'nope' }),
       await who.post('failures/do', { do: 'remove-all' }),
       await who.post('failures/do', { do: 'remove-all', until: 'now()' }),
       await who.post('failures/do', { do: 'drop' }),
     ]
-    assert.deepEqual(wrong.map(({ status }) => status), [400, 400, 400, 404, 400, 400, 400])
+    assert.deepEqual(
+      wrong.map(({ status }) => status),
+      [400, 400, 400, 404, 400, 400, 400],
+    )
     const unknown = await who.post('failures/ask', { do: 'retry', id: randomUUID() })
     assert.match((await follow(who, unknown)).text, /Retried 0 jobs; 1 was gone already/)
     assert.equal(await failed(), 1)
   })
 
   test('are all retried beside a running worker, each run once, with their progress', async () => {
-    await sql`insert into paused_queues (queue) values ('commands') on conflict do nothing`.execute(api.db)
+    await sql`insert into paused_queues (queue) values ('commands') on conflict do nothing`.execute(
+      api.db,
+    )
     await bury(api.db, 'commands', 3000, { data: { n: 1 } })
     await bury(api.db, 'email', 5)
     const worker = startJobWorker(database.url)
@@ -241,7 +272,12 @@ describe('failures in the console', () => {
     assert.match(asked.text, /those of 1,300 failed jobs of email whose error has <q/)
     const moment = /name="until" value="(\d+)"/.exec(asked.text)?.[1] ?? ''
     await bury(api.db, 'email', 40, { error: 'mailbox full' })
-    const seen = await who.post('failures/do', { do: 'remove-all', queue: 'email', text: 'full', until: moment })
+    const seen = await who.post('failures/do', {
+      do: 'remove-all',
+      queue: 'email',
+      text: 'full',
+      until: moment,
+    })
     const action = await ended(seen)
     assert.deepEqual([action.state, action.done], ['done', 700])
     assert.equal(await failed(), 670)
@@ -262,10 +298,20 @@ describe('failures in the console', () => {
       other.post('failures/do', { ...fields, do: 'remove-all' }),
     ])
     const actions = await Promise.all(both.map(ended))
-    assert.deepEqual(actions.map(({ state }) => state), ['done', 'done'])
-    assert.equal(actions.reduce((sum, { done }) => sum + done, 0), 2000)
+    assert.deepEqual(
+      actions.map(({ state }) => state),
+      ['done', 'done'],
+    )
+    assert.equal(
+      actions.reduce((sum, { done }) => sum + done, 0),
+      2000,
+    )
     assert.equal(await failed(), 0)
-    const { rows } = await sql<{ n: number }>`select count(*)::int as n from pgboss.job where name = 'email' and state = 'created'`.execute(api.db)
+    const { rows } = await sql<{
+      n: number
+    }>`select count(*)::int as n from pgboss.job where name = 'email' and state = 'created'`.execute(
+      api.db,
+    )
     assert.equal(rows[0]?.n, actions[0]?.done)
     assert.equal(await countRuns(api.db), 0)
   })
@@ -291,7 +337,9 @@ describe('failures in the console', () => {
     // One that a crash left running is seen to be stopped after a while.
     const crashed = await beginAction(api.db, given)
     assert.equal((await readAction(api.db, crashed))?.state, 'running')
-    await sql`update operator_actions set seen_at = seen_at - interval '31 s' where id = ${crashed}`.execute(api.db)
+    await sql`update operator_actions set seen_at = seen_at - interval '31 s' where id = ${crashed}`.execute(
+      api.db,
+    )
     assert.equal((await readAction(api.db, crashed))?.state, 'stopped')
     await who.post('history/do', { id: crashed, do: 'continue' })
     assert.equal((await ended({ to: crashed } as Seen)).state, 'done')

@@ -20,7 +20,19 @@ import { makeMatch } from './waitingrooms.ts'
 
 export const attack = `"><script>alert(1)</script><img src=x onerror=alert(2)>'&\u202etxt.exe`
 
-const pages = ['', 'failures', 'queues', 'queues/email', 'queues/email?state=failed', 'workers', 'sources', 'rooms', 'flags', 'history', 'jobs']
+const pages = [
+  '',
+  'failures',
+  'queues',
+  'queues/email',
+  'queues/email?state=failed',
+  'workers',
+  'sources',
+  'rooms',
+  'flags',
+  'history',
+  'jobs',
+]
 
 describe('the pages of the console', () => {
   let api: Api
@@ -54,7 +66,10 @@ describe('the pages of the console', () => {
     assert.equal(escapeHtml(`<&>"'`), '&lt;&amp;&gt;&quot;&#39;')
     assert.equal(escapeHtml('a\u202eb\u0000c\u2066d\ud800'), 'a\ufffdb\ufffdc\ufffdd\ufffd')
     const inner = html`<b>${'<i>'}</b>`
-    assert.equal(html`${inner}${[inner, null, false, 0]}${undefined}`.html, '<b>&lt;i&gt;</b><b>&lt;i&gt;</b>0')
+    assert.equal(
+      html`${inner}${[inner, null, false, 0]}${undefined}`.html,
+      '<b>&lt;i&gt;</b><b>&lt;i&gt;</b>0',
+    )
   })
 
   test('show what strangers said as text, wherever it comes from', async () => {
@@ -62,8 +77,12 @@ describe('the pages of the console', () => {
       data: { type: attack, template: attack, [attack]: attack, list: [attack] },
       error: attack,
     })
-    await sql`insert into pgboss.job (name, data) values ('email', ${JSON.stringify({ type: attack })}::jsonb)`.execute(api.db)
-    await sql`insert into loader_sources (name, definition, last_error, failures, failed_at) values (${attack}, '{}', ${attack}, 1, now())`.execute(api.db)
+    await sql`insert into pgboss.job (name, data) values ('email', ${JSON.stringify({ type: attack })}::jsonb)`.execute(
+      api.db,
+    )
+    await sql`insert into loader_sources (name, definition, last_error, failures, failed_at) values (${attack}, '{}', ${attack}, 1, now())`.execute(
+      api.db,
+    )
     await reportWorker(api.db, {
       id: randomUUID(),
       name: attack,
@@ -75,11 +94,20 @@ describe('the pages of the console', () => {
     })
     const matchId = await makeMatch(api.db)
     await sql`update events set name = ${attack} where id = ${matchId}`.execute(api.db)
-    await sql`update waiting_rooms set reason = ${attack} where match_id = ${matchId}`.execute(api.db)
+    await sql`update waiting_rooms set reason = ${attack} where match_id = ${matchId}`.execute(
+      api.db,
+    )
     await openCircuit(api.db, attack, { why: attack, waitMs: () => 60_000, wasProbe: false })
     await who.post('flags/do', { flag: 'embeddings', do: 'off', reason: attack })
     const search = encodeURIComponent(attack)
-    const all = [...pages, `failures?text=${search}`, `failures?did=${search}`, `jobs/${dead?.dead_id}`, `jobs?id=${search}`, `login?to=${search}`]
+    const all = [
+      ...pages,
+      `failures?text=${search}`,
+      `failures?did=${search}`,
+      `jobs/${dead?.dead_id}`,
+      `jobs?id=${search}`,
+      `login?to=${search}`,
+    ]
     let shown = 0
     for (const path of all) {
       const { text } = await who.get(path)
@@ -91,7 +119,13 @@ describe('the pages of the console', () => {
   })
 
   test('show no secret and nobody’s data, of payloads, errors and stacks', async () => {
-    const secrets = ['hunter2secret', 'sk_live_abcdefghijklmnop', 'ann@private.example', '4242424242424242', 'eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJhbm4ifQ.c2ln']
+    const secrets = [
+      'hunter2secret',
+      'sk_live_abcdefghijklmnop',
+      'ann@private.example',
+      '4242424242424242',
+      'eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJhbm4ifQ.c2ln',
+    ]
     const error = `cannot reach postgres://admin:${secrets[0]}@db/x for ${secrets[2]}, key ${secrets[1]}, card ${secrets[3]}, Bearer ${secrets[4]}`
     const [dead] = await bury(api.db, 'push', 1, {
       error,
@@ -104,8 +138,12 @@ describe('the pages of the console', () => {
         traceparent: `00-${'ab'.repeat(16)}-${'cd'.repeat(8)}-01`,
       },
     })
-    await sql`insert into job_errors (job_id, queue, attempt, kind, message, stack) values (${dead?.id}, 'push', 1, 'failed', ${error}, ${error})`.execute(api.db)
-    await sql`insert into loader_sources (name, definition, last_error, failures, failed_at) values ('shop', '{}', ${error}, 3, now())`.execute(api.db)
+    await sql`insert into job_errors (job_id, queue, attempt, kind, message, stack) values (${dead?.id}, 'push', 1, 'failed', ${error}, ${error})`.execute(
+      api.db,
+    )
+    await sql`insert into loader_sources (name, definition, last_error, failures, failed_at) values ('shop', '{}', ${error}, 3, now())`.execute(
+      api.db,
+    )
     await who.get(`failures?text=${encodeURIComponent('cannot reach')}`)
     for (const path of [...pages, 'queues/push?state=failed', `jobs/${dead?.id}`]) {
       const text = await textOf(path)
@@ -187,7 +225,9 @@ describe('the pages of the console', () => {
     const [alive, dead] = [randomUUID(), randomUUID()]
     await reportWorker(api.db, { ...self, id: alive })
     await reportWorker(api.db, { ...self, id: dead })
-    await sql`update workers set seen_at = seen_at - interval '1 minute' where id = ${dead}`.execute(api.db)
+    await sql`update workers set seen_at = seen_at - interval '1 minute' where id = ${dead}`.execute(
+      api.db,
+    )
     // Figures are asked for once in two seconds; another process of the console asks for itself.
     const other = await openApi({ db: api.db } as never)
     const too = visitor(other.app)

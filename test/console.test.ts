@@ -55,7 +55,14 @@ describe('the console', () => {
   })
 
   test('leads to no other place after signing in', async () => {
-    for (const to of ['https://evil.example/', '//evil.example', '/console//evil', '/consoles', 'javascript:alert(1)', '/console/../docs\r\nx: y']) {
+    for (const to of [
+      'https://evil.example/',
+      '//evil.example',
+      '/console//evil',
+      '/consoles',
+      'javascript:alert(1)',
+      '/console/../docs\r\nx: y',
+    ]) {
       const seen = await stranger().post('login', { password: consolePassword, to })
       assert.equal(seen.to, '/console', to)
     }
@@ -64,7 +71,14 @@ describe('the console', () => {
   test('refuses a wrong password, whatever it is, in the same words', async () => {
     const who = stranger()
     const texts = new Set<string>()
-    for (const password of ['', 'x', consolePassword.slice(1), `${consolePassword}x`, '\0', 'ü'.repeat(5000)]) {
+    for (const password of [
+      '',
+      'x',
+      consolePassword.slice(1),
+      `${consolePassword}x`,
+      '\0',
+      'ü'.repeat(5000),
+    ]) {
       const seen = await who.signIn(password)
       assert.equal(seen.status, 403)
       assert.equal(seen.headers['set-cookie'], undefined)
@@ -98,7 +112,10 @@ describe('the console', () => {
   test('gives a cookie that scripts and other sites cannot use', async () => {
     const plain = await stranger().signIn()
     const cookie = String(plain.headers['set-cookie'])
-    assert.match(cookie, /^flotilla_console=[\w-]+\.\d+\.[\w-]+; Path=\/console; HttpOnly; SameSite=Strict; Max-Age=28800$/)
+    assert.match(
+      cookie,
+      /^flotilla_console=[\w-]+\.\d+\.[\w-]+; Path=\/console; HttpOnly; SameSite=Strict; Max-Age=28800$/,
+    )
     const { database } = await testDatabase()
     const behind = await openApi(database, {}, { TRUSTED_PROXIES: ['127.0.0.1'] })
     const seen = await visitor(behind.app).post(
@@ -194,7 +211,14 @@ describe('the console', () => {
     const pages = [await who.get(), await stranger().get('login'), await who.get('no-such')]
     for (const { headers } of pages) {
       const policy = String(headers['content-security-policy'])
-      for (const rule of ["default-src 'none'", "script-src 'self'", "style-src 'self'", "frame-ancestors 'none'", "base-uri 'none'", "form-action 'self'"]) {
+      for (const rule of [
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "frame-ancestors 'none'",
+        "base-uri 'none'",
+        "form-action 'self'",
+      ]) {
         assert.ok(policy.includes(rule), rule)
       }
       assert.doesNotMatch(policy, /unsafe|\*/)
@@ -218,7 +242,11 @@ describe('the console', () => {
       await who.get('__proto__'),
       await who.post('constructor', {}),
       await who.get('queues/nope'),
-      await who.post('login', { password: consolePassword }, { 'content-type': 'application/json' }),
+      await who.post(
+        'login',
+        { password: consolePassword },
+        { 'content-type': 'application/json' },
+      ),
       await who.post('login', { password: 'x'.repeat(70_000) }),
       await who.post('queues/do', { queue: 'nope', do: 'pause' }),
       await who.post('queues/do', {}),
@@ -278,7 +306,9 @@ describe('the console', () => {
       if (seen.has(path)) return
       seen.add(path)
       const text = readFileSync(path, 'utf8')
-      for (const [, kind, to] of text.matchAll(/^(import|export|\})(?! type\b).* from '(\.[^']+)'$/gm)) {
+      for (const [, kind, to] of text.matchAll(
+        /^(import|export|\})(?! type\b).* from '(\.[^']+)'$/gm,
+      )) {
         if (kind !== undefined && to !== undefined) load(join(dirname(path), to))
       }
     }

@@ -28,6 +28,8 @@ export const problems: Record<ErrorCode, { status: number; title: string }> = {
   SECTION_NOT_FOUND: { status: 404, title: 'Section not found' },
   RESERVATION_NOT_FOUND: { status: 404, title: 'Reservation not found' },
   COMMAND_NOT_FOUND: { status: 404, title: 'Command not found' },
+  QUEUE_NOT_FOUND: { status: 404, title: 'Queue not found' },
+  JOB_NOT_FOUND: { status: 404, title: 'Job not found' },
   COMMAND_CANCELLED: { status: 409, title: 'The command was cancelled' },
   SOLD_OUT: { status: 409, title: 'Sold out' },
   SEATS_UNAVAILABLE: { status: 409, title: 'Seats are not available' },

@@ -7,7 +7,7 @@ import { openJobs } from '../../db/jobs.ts'
 import { withDatabase } from '../database.ts'
 import { type Command, type Context, Exit, givenOnce } from '../program.ts'
 import { jsonOption, queueList, queueNamed, wholeNumber } from './options.ts'
-import { checkPayload } from './payloads.ts'
+import { checkPayload } from '../../domain/payloads.ts'
 
 type Arguments = { queue: string; payload: string; delay: string; priority: string; json: boolean }
 

@@ -57,8 +57,8 @@ const waits = { first: 5000, most: 60_000 }
 
 type State = { failures: number; isOpen: boolean; tryAt: number }
 
-/** Of one that a person has switched off. */
-const never = Number.POSITIVE_INFINITY
+/** Of one that a person has switched off: each look puts it off again. */
+const switchedOffMs = 60_000
 
 const circuitOf = (name: string): string => `email:${name}`
 
@@ -101,7 +101,7 @@ export function createProviders(options: ProvidersOptions): Providers {
     for (const provider of providers) {
       const name = circuitOf(provider.name)
       const circuit = circuits.get(name)
-      if (switchedOff.has(name)) set(provider, true, never)
+      if (switchedOff.has(name)) set(provider, true, performance.now() + switchedOffMs)
       else if (circuit?.isOpen) set(provider, true, performance.now() + circuit.waitMs)
       else if (stateOf(provider).isOpen) set(provider, false, 0)
     }

@@ -57,6 +57,11 @@ export const httpSettings = {
     fallback: 8090,
     max: 65535,
   }),
+  STRIPE_WEBHOOK_SECRET: {
+    doc: 'signing secret of Stripe’s webhook endpoint; several in a comma list while one is exchanged; unset: its webhooks are not taken',
+    secret: true,
+    parse: signingSecrets,
+  } satisfies Setting<string[]> as Setting<string[] | undefined>,
   HTTP_REQUEST_TIMEOUT: int({
     doc: 'how long a client may take to send one request, s',
     fallback: 30,
@@ -64,6 +69,13 @@ export const httpSettings = {
     max: 600,
   }),
 } as const
+
+/** Stripe's begin with whsec_; with a short one anybody could sign. */
+function signingSecrets(value: string): string[] {
+  const secrets = value.split(',').map((secret) => secret.trim())
+  if (secrets.every((secret) => secret.length >= 16)) return secrets
+  throw new Error('must be a secret of at least 16 characters, or several in a comma list')
+}
 
 export type HttpConfig = Values<typeof httpSettings>
 

@@ -29,6 +29,7 @@ const openapi = {
     { name: 'events', description: 'what is sold' },
     { name: 'reservations', description: 'holds of seats, and what becomes of them' },
     { name: 'users', description: 'where notifications go' },
+    { name: 'jobs', description: 'jobs made by internal programs' },
     { name: 'webhooks', description: 'what providers tell of their own accord' },
     { name: 'commands', description: 'the outcome of writes asked for with Prefer: respond-async' },
   ],

@@ -267,3 +267,69 @@ export const commandAccepted = {
   type: 'object',
   properties: { command_id: uuid, status: { type: 'string', enum: ['pending'] } },
 } as const
+
+/** https://docs.stripe.com/api/events/object: what it has besides is not looked at. */
+export const stripeWebhook = {
+  type: 'object',
+  required: ['id', 'type', 'data'],
+  properties: {
+    id: { type: 'string', pattern: '^[\\x21-\\x7e]{1,200}$' },
+    type: { type: 'string', pattern: '^[a-z0-9_.]{1,100}$' },
+    data: {
+      type: 'object',
+      required: ['object'],
+      properties: { object: { type: 'object' } },
+    },
+  },
+} as const
+
+export const queueParams = {
+  type: 'object',
+  required: ['queue'],
+  properties: { queue: { type: 'string' } },
+} as const
+
+export const newJob = {
+  type: 'object',
+  additionalProperties: false,
+  required: ['data'],
+  properties: {
+    data: { type: 'object', description: 'what the worker of the queue takes' },
+    job_id: uuid,
+    priority: whole(0, 1_000_000),
+    start_after: { ...time, description: 'a time such as 2027-01-31T20:00:00Z' },
+  },
+} as const
+export type NewJobBody = Static<typeof newJob>
+
+export const jobParams = {
+  type: 'object',
+  required: ['queue', 'id'],
+  properties: { queue: { type: 'string' }, id: uuid },
+} as const
+
+export const job = {
+  type: 'object',
+  required: ['job_id', 'queue', 'state', 'attempts', 'attempts_max', 'created_at', 'due_at'],
+  properties: {
+    job_id: uuid,
+    queue: { type: 'string' },
+    state: {
+      type: 'string',
+      enum: ['ready', 'delayed', 'active', 'failed', 'finished'],
+      description: 'failed: it is in the dead letter queue',
+    },
+    attempts: { type: 'integer' },
+    attempts_max: { type: 'integer' },
+    created_at: time,
+    due_at: time,
+    finished_at: time,
+    error: { type: 'string', description: 'of the last attempt that failed' },
+  },
+} as const
+
+export const jobAccepted = {
+  type: 'object',
+  required: ['job_id', 'queue'],
+  properties: { job_id: uuid, queue: { type: 'string' } },
+} as const

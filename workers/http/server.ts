@@ -23,8 +23,10 @@ import { addMethods } from './methods.ts'
 import { addOpenApi } from './openapi.ts'
 import { addCommandRoutes } from './routes/commands.ts'
 import { addEventRoutes } from './routes/events.ts'
+import { addJobRoutes } from './routes/jobs.ts'
 import { addQuotaRoutes } from './routes/quotas.ts'
 import { addReservationRoutes } from './routes/reservations.ts'
+import { addStripeRoutes } from './routes/stripe.ts'
 import { addUserRoutes } from './routes/users.ts'
 import { addWebhookRoutes } from './routes/webhooks.ts'
 import { noBody } from './schemas.ts'
@@ -32,7 +34,10 @@ import { traceRequests } from './trace.ts'
 
 export type ServerParts = Omit<GuardParts, 'runLater'> & {
   config: GuardParts['config'] &
-    Pick<HttpConfig, 'TRUSTED_PROXIES' | 'HTTP_REQUEST_TIMEOUT' | 'MAILGUN_SIGNING_KEY'> &
+    Pick<
+      HttpConfig,
+      'TRUSTED_PROXIES' | 'HTTP_REQUEST_TIMEOUT' | 'MAILGUN_SIGNING_KEY' | 'STRIPE_WEBHOOK_SECRET'
+    > &
     ConsoleMount['config']
   db: Db
   jobs: Jobs
@@ -95,6 +100,7 @@ export async function createServer(parts: ServerParts): Promise<FastifyInstance>
   app.decorateRequest('caller')
   app.decorateRequest('key', '')
   app.decorateRequest('unparsed')
+  app.decorateRequest('text')
   readBodies(app)
   answerErrors(app, parts)
   traceRequests(app)
@@ -134,7 +140,9 @@ export async function createServer(parts: ServerParts): Promise<FastifyInstance>
       addUserRoutes(api, guard)
       addQuotaRoutes(api, guard)
       addCommandRoutes(api, guard, parts)
+      addJobRoutes(api, guard, parts)
       addWebhookRoutes(api, parts)
+      addStripeRoutes(api, parts)
       methods.refuseOthers(api)
     },
     { prefix: '/api/v1' },
@@ -176,6 +184,7 @@ function readBodies(app: FastifyInstance): void {
           new AppError('UNSUPPORTED_MEDIA_TYPE', 'send the body without Content-Encoding'),
         )
       }
+      if (request.routeOptions.config.keepsText) request.text = text
       try {
         done(null, text === '' ? undefined : parseJson(text))
       } catch (cause) {

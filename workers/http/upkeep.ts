@@ -3,8 +3,8 @@
 
 import { closeDeadCommands, pruneCommands } from '../../db/commands.ts'
 import type { Jobs } from '../../db/jobs.ts'
-import type { Db } from '../../db/schema.ts'
 import { pruneActions } from '../../db/operatorActions.ts'
+import type { Db } from '../../db/schema.ts'
 import { pruneWebhooks } from '../../db/suppressions.ts'
 import { AppError } from '../../domain/errors.ts'
 import { recoverLoop } from '../jobs.ts'
@@ -22,6 +22,9 @@ export const givenUp = problem(
 
 /** A signature is not believed any more long before its token is forgotten. */
 const mailgunTokens = { provider: 'mailgun', keepSeconds: 4 * ageMaxSeconds }
+
+/** For as long as Stripe, or a person at its dashboard, may send one again. */
+const stripeEvents = { provider: 'stripe', keepSeconds: 30 * 86_400 }
 
 type Parts = { db: Db; stores: Stores; jobs: Jobs; worker: Worker }
 
@@ -41,6 +44,7 @@ export const upkeepLoops = ({ db, stores, jobs, worker }: Parts): Loop[] => [
       (await stores.prune()) +
       (await pruneCommands(db)) +
       (await pruneWebhooks(db, mailgunTokens)) +
+      (await pruneWebhooks(db, stripeEvents)) +
       (await pruneActions(db)),
   }),
 ]

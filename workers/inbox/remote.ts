@@ -16,7 +16,7 @@ import type { Pass } from '../loop.ts'
 import { beginSpanBy, messaging, type Span } from '../trace.ts'
 import { bytesOf, keptOf } from '../unread.ts'
 import type { Worker } from '../worker.ts'
-import { decodeEvent } from './events.ts'
+import { decodeEvent } from '../../domain/readEvent.ts'
 import { type Handler, underSpan } from './inbox.ts'
 
 export type RemoteInboxOptions = {

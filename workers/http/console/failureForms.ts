@@ -3,17 +3,19 @@
 
 import { readMoment } from '../../../db/failedPages.ts'
 import { beginAction } from '../../../db/operatorActions.ts'
-import { countFailed, type Moved, removeFailed, retryFailed } from '../../../db/redrive.ts'
 import { readPaused } from '../../../db/pauses.ts'
+import { countFailed, type Moved, removeFailed, retryFailed } from '../../../db/redrive.ts'
 import { AppError } from '../../../domain/errors.ts'
 import { redact } from '../../../domain/redact.ts'
-import { act, field, isId, operatorOf } from './act.ts'
+import { act, field, isId, operatorOf, pressed } from './act.ts'
 import { type Chosen, chosenIn, filterOf, pathOf } from './failureFilter.ts'
 import { pageMax } from './failures.ts'
 import { html, link } from './html.ts'
 import { form } from './layout.ts'
 import type { ConsoleParts, Page, PageOf, Redirect, Signed } from './visit.ts'
 import { count, several } from './words.ts'
+
+const words = ['retry', 'remove', 'retry-all', 'remove-all'] as const
 
 /** Ids in the dead letter queues. @throws AppError */
 function idsIn({ form }: Signed): string[] {
@@ -28,7 +30,7 @@ function idsIn({ form }: Signed): string[] {
 /** The form of the list. Chosen ones are retried at once: that can be repeated, and is what a press means. */
 export const askFailures: PageOf = async (parts, visit) => {
   const chosen = chosenIn(visit.form)
-  const what = field(visit, 'do')
+  const what = pressed(visit, ...words)
   if (what === 'retry-all' || what === 'remove-all') return await askAll(parts, visit, chosen, what)
   const ids = idsIn(visit)
   if (ids.length === 0) {
@@ -85,14 +87,13 @@ ${form(
 /** The form of the question. */
 export const doFailures: PageOf = async (parts, visit): Promise<Redirect> => {
   const chosen = chosenIn(visit.form)
-  const what = field(visit, 'do')
+  const what = pressed(visit, ...words)
   if (what === 'retry' || what === 'remove') {
     const ids = idsIn(visit)
     if (ids.length === 0) throw new AppError('BAD_REQUEST', 'no job is chosen')
     return await moveChosen(parts, visit, what, ids, chosen)
   }
-  if (what === 'retry-all' || what === 'remove-all') return await moveAll(parts, visit, chosen, what)
-  throw new AppError('BAD_REQUEST', 'there is nothing of that name to do with failures')
+  return await moveAll(parts, visit, chosen, what)
 }
 
 async function moveChosen(

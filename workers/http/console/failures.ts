@@ -43,10 +43,7 @@ ${list(visit, chosen, page)}`,
 
 async function summaryOf({ db, figures }: ConsoleParts, chosen: Chosen): Promise<Html> {
   const { queues: names } = filterOf(chosen)
-  const [all, hours] = await Promise.all([
-    figures.queues(),
-    readFailedHours(db, names, hoursShown),
-  ])
+  const [all, hours] = await Promise.all([figures.queues(), readFailedHours(db, names, hoursShown)])
   const rows = all.filter(({ queue }) => names.includes(queue as QueueName))
   const failed = rows.reduce((sum, row) => sum + row.failed, 0)
   const isMore = rows.some((row) => row.failed >= levelMax)
@@ -106,7 +103,7 @@ async function readPage(
 const toText = ({ us, id }: FailedPlace): string => `${us}.${id}`
 
 function placeIn(text: string | null): FailedPlace | undefined {
-  const [, us, id] = /^(\d{1,16})\.([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})$/.exec(text ?? '') ?? []
+  const [, us, id] =
+    /^(\d{1,16})\.([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})$/.exec(text ?? '') ?? []
   return us !== undefined && id !== undefined ? { us, id } : undefined
 }
-

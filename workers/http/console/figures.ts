@@ -6,7 +6,6 @@ import { type QueueStats, readQueueLevels } from '../../../db/jobStats.ts'
 import { type OutboxLag, readOutboxLag } from '../../../db/outbox.ts'
 import { readWorkers, type WorkerRow } from '../../../db/registry.ts'
 import type { Db } from '../../../db/schema.ts'
-import { readSeldom } from '../../metrics.ts'
 
 export type QueueFigures = QueueStats & {
   /** Settled a minute, as the workers that are alive say. */
@@ -19,6 +18,8 @@ export type Figures = {
   queues(): Promise<QueueFigures[]>
   workers(): Promise<WorkerRow[]>
   outbox(): Promise<OutboxLag & { aside: number }>
+  /** Something was changed from here: the next look is a fresh one. */
+  forget(): void
 }
 
 const freshMs = 2000
@@ -26,7 +27,23 @@ const freshMs = 2000
 const samplesMax = 120
 
 export function createFigures(db: Db): Figures {
-  const workers = readSeldom(() => readWorkers(db), freshMs)
+  let readAt = Number.NEGATIVE_INFINITY
+  const answers = new Map<string, Promise<unknown>>()
+
+  /** All are forgotten together. */
+  function seldom<T>(name: string, read: () => Promise<T>): () => Promise<T> {
+    return () => {
+      if (performance.now() - readAt > freshMs) {
+        answers.clear()
+        readAt = performance.now()
+      }
+      const answer = (answers.get(name) as Promise<T> | undefined) ?? read()
+      answers.set(name, answer)
+      return answer
+    }
+  }
+
+  const workers = seldom('workers', () => readWorkers(db))
   const samples = new Map<string, { waiting: number[]; perMinute: number[] }>()
 
   async function read(): Promise<QueueFigures[]> {
@@ -43,12 +60,13 @@ export function createFigures(db: Db): Figures {
   }
 
   return {
-    queues: readSeldom(read, freshMs),
+    queues: seldom('queues', read),
     workers,
-    outbox: readSeldom(async () => {
+    outbox: seldom('outbox', async () => {
       const [lag, aside] = await Promise.all([readOutboxLag(db), countAsides(db)])
       return { ...lag, aside }
-    }, freshMs),
+    }),
+    forget: () => answers.clear(),
   }
 }
 

@@ -6,7 +6,7 @@ import { type FlagRow, readFlagChanges, readFlags, setFlag } from '../../../db/f
 import { AppError } from '../../../domain/errors.ts'
 import { flags as flagList } from '../../../domain/flags.ts'
 import { redact } from '../../../domain/redact.ts'
-import { act, field } from './act.ts'
+import { act, field, pressed } from './act.ts'
 import { type Html, html, link, type Part } from './html.ts'
 import { form } from './layout.ts'
 import { table } from './table.ts'
@@ -26,7 +26,12 @@ export const flags: PageOf = async ({ db }, visit) => {
     title: 'Flags',
     live: html`<section class="card"><h2>Flags</h2>${table({
       caption: 'Feature flags',
-      columns: [{ head: 'Flag' }, { head: 'State' }, { head: 'Since' }, { head: 'Why', wide: true }],
+      columns: [
+        { head: 'Flag' },
+        { head: 'State' },
+        { head: 'Since' },
+        { head: 'Why', wide: true },
+      ],
       rows: list.map((row) => ({
         key: row.name,
         ...(!row.enabled && { tone: 'warn' as const }),
@@ -58,7 +63,13 @@ export const flags: PageOf = async ({ db }, visit) => {
     })}</section>
 <section class="card"><h2>Changes</h2>${table({
       caption: 'Changes of flags, the latest first',
-      columns: [{ head: 'When' }, { head: 'Flag' }, { head: 'To' }, { head: 'By' }, { head: 'Why', wide: true }],
+      columns: [
+        { head: 'When' },
+        { head: 'Flag' },
+        { head: 'To' },
+        { head: 'By' },
+        { head: 'Why', wide: true },
+      ],
       rows: changes.map((change, i) => ({
         key: `${change.changed_at.toISOString()} ${change.name} ${i}`,
         cells: [
@@ -75,7 +86,15 @@ export const flags: PageOf = async ({ db }, visit) => {
   }
 }
 
-function cells({ name, purpose, enabled, is_auto, changed_at, changed_by, reason }: FlagRow): Part[] {
+function cells({
+  name,
+  purpose,
+  enabled,
+  is_auto,
+  changed_at,
+  changed_by,
+  reason,
+}: FlagRow): Part[] {
   return [
     html`${name} <span class="soft purpose">${purpose}</span>`,
     html`${enabled ? badge('on', 'good') : badge('off', 'warn')}${is_auto && !enabled && html` <span class="soft">by its circuit</span>`}`,
@@ -85,9 +104,7 @@ function cells({ name, purpose, enabled, is_auto, changed_at, changed_by, reason
 }
 
 function switchForm(visit: Signed, list: readonly FlagRow[]): Html {
-  const options = list.map(
-    ({ name, enabled }) => html`<option value="${name}">${name} (${enabled ? 'on' : 'off'})</option>`,
-  )
+  const options = list.map(({ name }) => html`<option>${name}</option>`)
   return form(
     visit,
     'flags/do',
@@ -102,8 +119,7 @@ export const flagForm: PageOf = async (parts, visit): Promise<Redirect> => {
   const given = field(visit, 'flag')
   const name = flagList.find((flag) => flag.name === given)?.name
   if (name === undefined) throw new AppError('NOT_FOUND', 'there is no flag of that name')
-  const what = field(visit, 'do')
-  if (what !== 'on' && what !== 'off') throw new AppError('BAD_REQUEST', 'a flag is on or off')
+  const what = pressed(visit, 'on', 'off')
   const reason = redact(field(visit, 'reason').trim().slice(0, reasonMax))
   const action = { action: `flag.${what}`, subject: name, detail: { reason } }
   const did = await act(parts, visit, action, async () => {

@@ -9,7 +9,7 @@ import {
   resumeAction,
 } from '../../../db/operatorActions.ts'
 import { AppError } from '../../../domain/errors.ts'
-import { field, isId } from './act.ts'
+import { field, isId, pressed } from './act.ts'
 import { bulkActions } from './bulk.ts'
 import { type Html, html, link, nothing } from './html.ts'
 import { form } from './layout.ts'
@@ -114,17 +114,28 @@ ${state === 'running' && html`<noscript><p class="soft">Load this page again to 
 
 function buttons(visit: Signed, { id, state }: OperatorAction): Html {
   if (state === 'running') {
-    return form(visit, 'history/do', html`<button name="do" value="stop">Stop after the batch in hand</button>`, { id })
+    return form(
+      visit,
+      'history/do',
+      html`<button name="do" value="stop">Stop after the batch in hand</button>`,
+      { id },
+    )
   }
   if (state !== 'stopped') return nothing
-  return form(visit, 'history/do', html`<button class="strong" name="do" value="continue">Go on</button>`, { id })
+  return form(
+    visit,
+    'history/do',
+    html`<button class="strong" name="do" value="continue">Go on</button>`,
+    { id },
+  )
 }
 
 export const historyForm: PageOf = async ({ db, bulk }, visit): Promise<Redirect> => {
   const id = field(visit, 'id')
   const found = isId(id) ? await readAction(db, id) : undefined
-  if (found === undefined || !isBulk(found)) throw new AppError('NOT_FOUND', 'there is no such change')
-  if (field(visit, 'do') === 'stop') {
+  if (found === undefined || !isBulk(found))
+    throw new AppError('NOT_FOUND', 'there is no such change')
+  if (pressed(visit, 'stop', 'continue') === 'stop') {
     await endAction(db, id, 'stopped', `stopped from ${visit.address}`)
   } else {
     // Undefined: somebody else goes on with it already.

@@ -18,7 +18,10 @@ const steering =
   /[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]/g
 
 export const escapeHtml = (text: string): string =>
-  text.toWellFormed().replace(steering, '\ufffd').replace(/[&<>"']/g, (char) => escapes[char] as string)
+  text
+    .toWellFormed()
+    .replace(steering, '\ufffd')
+    .replace(/[&<>"']/g, (char) => escapes[char] as string)
 
 /** `<td class="${kind}">${text}</td>`: attributes stand in double quotes. */
 export function html(strings: TemplateStringsArray, ...parts: readonly Part[]): Html {

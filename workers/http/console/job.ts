@@ -8,7 +8,7 @@ import { AppError } from '../../../domain/errors.ts'
 import { mask, redact } from '../../../domain/redact.ts'
 import { traceIdOf, traceparentIn } from '../../../domain/traces.ts'
 import { cancelledCommand } from '../../problem.ts'
-import { act, field } from './act.ts'
+import { act, field, pressed } from './act.ts'
 import { attemptList } from './failureList.ts'
 import { type Html, html, link, nothing } from './html.ts'
 import { form } from './layout.ts'
@@ -17,7 +17,9 @@ import { facts, table } from './table.ts'
 import type { Page, PageOf, Redirect, Signed } from './visit.ts'
 import { ago, badge, moment, said, type Tone } from './words.ts'
 
-const idForm = (given: string): Html => html`<form method="get" action="/console/jobs" class="card filter" role="search">
+const idForm = (
+  given: string,
+): Html => html`<form method="get" action="/console/jobs" class="card filter" role="search">
 <label class="grow">Id of a job, or its first 8 characters or more <input name="id" value="${given}" required maxlength="40" autocomplete="off" spellcheck="false"></label>
 <button>Find</button></form>`
 
@@ -92,7 +94,10 @@ ${facts([
   ['Started', job.started_at && moment(job.started_at)],
   ['Sign of life', state === 'active' ? ago(job.heartbeat_at) : null],
   [state === 'failed' ? 'Failed' : 'Finished', job.finished_at && moment(job.finished_at)],
-  ['Trace', traceIdOf(traceparentIn(job.data)) && html`<code>${traceIdOf(traceparentIn(job.data))}</code>`],
+  [
+    'Trace',
+    traceIdOf(traceparentIn(job.data)) && html`<code>${traceIdOf(traceparentIn(job.data))}</code>`,
+  ],
   ['Error', job.error && said(job.error)],
 ])}
 ${buttons(visit, job)}
@@ -126,11 +131,7 @@ const attemptTable = (attempts: readonly Attempt[]): Html =>
     columns: [{ head: 'Attempt' }, { head: 'Failed' }, { head: 'Error', wide: true }],
     rows: attempts.map(({ attempt, failedAt, kind, message, stack }) => ({
       key: String(attempt),
-      cells: [
-        attempt,
-        moment(failedAt),
-        html`${kinds[kind]}${said(message)}${stackOf(stack)}`,
-      ],
+      cells: [attempt, moment(failedAt), html`${kinds[kind]}${said(message)}${stackOf(stack)}`],
     })),
     empty: '',
   })
@@ -140,24 +141,30 @@ const stackOf = (stack: string | null): Html =>
     ? nothing
     : html`<details><summary>Stack</summary><pre tabindex="0" aria-label="Stack">${redact(stack)}</pre></details>`
 
-const auditCard = (audit: Audit): Html => html`<section class="card"><h2>Given up</h2>${facts([
-  ['Code', audit.code],
-  ['Audit', html`<code>${audit.id}</code>`],
-  ['Job', html`<code>${audit.jobId}</code>`],
-  ['In dead letters', html`<code>${audit.deadJobId}</code>`],
-  ['Queue', audit.queue],
-  ['Type', audit.type],
-  ['Transport', audit.transport],
-  ['Attempts', String(audit.attempts)],
-  ['At', moment(audit.createdAt)],
-  ['Resolved', audit.resolvedAt ? html`${audit.resolvedAs} at ${moment(audit.resolvedAt)}` : 'no'],
-])}${attemptList(audit.errors)}${stackOf(audit.stack)}</section>`
+const auditCard = (audit: Audit): Html =>
+  html`<section class="card"><h2>Given up</h2>${facts([
+    ['Code', audit.code],
+    ['Audit', html`<code>${audit.id}</code>`],
+    ['Job', html`<code>${audit.jobId}</code>`],
+    ['In dead letters', html`<code>${audit.deadJobId}</code>`],
+    ['Queue', audit.queue],
+    ['Type', audit.type],
+    ['Transport', audit.transport],
+    ['Attempts', String(audit.attempts)],
+    ['At', moment(audit.createdAt)],
+    [
+      'Resolved',
+      audit.resolvedAt ? html`${audit.resolvedAs} at ${moment(audit.resolvedAt)}` : 'no',
+    ],
+  ])}${attemptList(audit.errors)}${stackOf(audit.stack)}</section>`
 
 export const jobForm: PageOf = async (parts, visit): Promise<Redirect> => {
   const id = field(visit, 'id')
-  const what = field(visit, 'do')
+  const what = pressed(visit, 'retry', 'remove', 'cancel')
   if (idRange(id) === undefined) throw new AppError('BAD_REQUEST', 'the id is malformed')
-  const [found] = (await findJobs(parts.db, id)).filter((one) => one.id === id || one.dead_id === id)
+  const [found] = (await findJobs(parts.db, id)).filter(
+    (one) => one.id === id || one.dead_id === id,
+  )
   if (found === undefined) throw new AppError('NOT_FOUND', 'the job is gone')
   const subject = `job ${found.id} in ${found.queue}`
   const did = await act(parts, visit, { action: `jobs.${what}`, subject }, async () => {
@@ -165,7 +172,6 @@ export const jobForm: PageOf = async (parts, visit): Promise<Redirect> => {
       const done = (await cancelJob(parts.db, found, cancelledCommand)) === 'cancelled'
       return { says: done ? 'cancelled' : 'it had just finished', done: Number(done) }
     }
-    if (what !== 'retry' && what !== 'remove') throw new AppError('BAD_REQUEST', 'unknown')
     const move = what === 'retry' ? retryFailed : removeFailed
     const moved = await move(parts.db, { deadIds: found.dead_id ? [found.dead_id] : [] })
     const done = moved.length > 0

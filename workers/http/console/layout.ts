@@ -97,7 +97,14 @@ export const plainPage = (title: string, body: Part): string =>
   document(title, html`<main id="main" class="alone"><h1>${title}</h1>${body}</main>`)
 
 /** A form with the token of its session; the button says what it does. */
-export const form = (visit: Signed, to: string, body: Part, hidden: Record<string, string> = {}): Html =>
+export const form = (
+  visit: Signed,
+  to: string,
+  body: Part,
+  hidden: Record<string, string> = {},
+): Html =>
   html`<form method="post" action="/console/${to}"><input type="hidden" name="csrf" value="${visit.session.csrf}">${Object.entries(
     hidden,
-  ).map(([name, value]) => html`<input type="hidden" name="${name}" value="${value}">`)}${body}</form>`
+  ).map(
+    ([name, value]) => html`<input type="hidden" name="${name}" value="${value}">`,
+  )}${body}</form>`

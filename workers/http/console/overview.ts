@@ -51,13 +51,22 @@ function attention(
   }
   const dead = workers.filter(({ alive }) => !alive)
   if (dead.length > 0) {
-    items.push(html`<a href="/console/workers">${several(dead.length, 'worker')} died without a word within a day</a>`)
+    items.push(
+      html`<a href="/console/workers">${several(dead.length, 'worker')} died without a word within a day</a>`,
+    )
   }
   if (!workers.some(({ alive }) => alive)) items.push('No worker is alive')
-  if (outbox.aside > 0) items.push(`${several(outbox.aside, 'event')} set aside: the broker refused them, or one before them`)
-  if (outbox.seconds > 60) items.push(`The oldest event waits for the broker since ${age(outbox.seconds)}`)
+  if (outbox.aside > 0)
+    items.push(
+      `${several(outbox.aside, 'event')} set aside: the broker refused them, or one before them`,
+    )
+  if (outbox.seconds > 60)
+    items.push(`The oldest event waits for the broker since ${age(outbox.seconds)}`)
   const bad = sources.filter(({ state }) => state === 'failing' || state === 'silent')
-  if (bad.length > 0) items.push(html`<a href="/console/sources">${several(bad.length, 'source')} failing or silent</a>`)
+  if (bad.length > 0)
+    items.push(
+      html`<a href="/console/sources">${several(bad.length, 'source')} failing or silent</a>`,
+    )
   if (items.length === 0) return html`<p class="notice good">Nothing needs you.</p>`
   return html`<section class="notice warn" aria-label="What needs you"><ul>${items.map((item) => html`<li>${item}</li>`)}</ul></section>`
 }
@@ -84,9 +93,12 @@ function tiles(queues: readonly QueueFigures[], workers: readonly WorkerRow[], o
 
 function relay({ rows, seconds, horizonSeconds, aside }: Lag): Html {
   const parts = [
-    rows === 0 ? 'No event waits.' : `${several(rows, 'event')} wait, the oldest since ${age(seconds)}.`,
+    rows === 0
+      ? 'No event waits.'
+      : `${several(rows, 'event')} wait, the oldest since ${age(seconds)}.`,
     aside === 0 ? 'None is set aside.' : `${several(aside, 'event')} set aside.`,
-    horizonSeconds > 5 && `A transaction open since ${age(horizonSeconds)} holds back what came after it.`,
+    horizonSeconds > 5 &&
+      `A transaction open since ${age(horizonSeconds)} holds back what came after it.`,
   ]
   return html`<p>${parts.map((part) => html`${part} `)}</p>
 <p class="soft">Events that were refused too often lie in the <a href="${link('/console/failures', { queue: 'outbox' })}">failures of outbox</a>.</p>`

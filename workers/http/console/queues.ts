@@ -4,8 +4,8 @@ import { levelMax } from '../../../db/jobStats.ts'
 import { type JobRow, type JobState, jobStates, listJobs } from '../../../db/operate.ts'
 import { pauseQueue, resumeQueue } from '../../../db/pauses.ts'
 import { AppError } from '../../../domain/errors.ts'
-import { type QueueName, queueOf, queues as queueList } from '../../../domain/queues.ts'
-import { act, field } from './act.ts'
+import { type QueueName, queues as queueList, queueOf } from '../../../domain/queues.ts'
+import { act, field, pressed } from './act.ts'
 import type { QueueFigures } from './figures.ts'
 import { type Html, html, link, type Part } from './html.ts'
 import { form } from './layout.ts'
@@ -59,7 +59,10 @@ function picture({ queue, lately, perMinute, ready, delayed }: QueueFigures): Pa
   const [values, what, now] = lately.perMinute.some((value) => value > 0)
     ? [lately.perMinute, 'settled a minute', Math.round(perMinute)]
     : [lately.waiting, 'waiting', ready + delayed]
-  return sparkline(values, `${queue}, ${what}: now ${now}, at most ${Math.round(Math.max(...values))} lately`)
+  return sparkline(
+    values,
+    `${queue}, ${what}: now ${now}, at most ${Math.round(Math.max(...values))} lately`,
+  )
 }
 
 function pauseForm({ queue, paused }: QueueFigures, visit: Signed): Html {
@@ -70,7 +73,7 @@ function pauseForm({ queue, paused }: QueueFigures, visit: Signed): Html {
 
 export const queueForm: PageOf = async (parts, visit): Promise<Redirect> => {
   const queue = queueNamed(field(visit, 'queue'))
-  const pauses = field(visit, 'do') === 'pause'
+  const pauses = pressed(visit, 'pause', 'resume') === 'pause'
   const action = pauses ? 'queue.pause' : 'queue.resume'
   const did = await act(parts, visit, { action, subject: queue }, async () => {
     const changed = await (pauses ? pauseQueue : resumeQueue)(parts.db, queue)
@@ -106,7 +109,8 @@ export const queue: PageOf = async ({ db }, visit, name): Promise<Page> => {
   )
   return {
     title: `Queue ${found}`,
-    live: html`<nav class="tabs" aria-label="State of the jobs"><ul>${tabs}</ul></nav>
+    // Not live: of a long queue it is a sort of all that waits.
+    still: html`<nav class="tabs" aria-label="State of the jobs"><ul>${tabs}</ul></nav>
 <section class="card">${jobTable(rows, state)}</section>
 ${rows.length === jobsMax && html`<p class="soft">${several(jobsMax, 'job')} are shown; there may be more.</p>`}`,
   }

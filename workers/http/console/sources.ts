@@ -8,7 +8,7 @@ import {
   type SourceStatus,
 } from '../../../db/loaderSources.ts'
 import { AppError } from '../../../domain/errors.ts'
-import { act, field } from './act.ts'
+import { act, field, pressed } from './act.ts'
 import { type Html, html, link, type Part } from './html.ts'
 import { form } from './layout.ts'
 import { table } from './table.ts'
@@ -73,13 +73,16 @@ function pauseForm({ source, state }: SourceStatus, visit: Signed): Html {
 
 export const sourceForm: PageOf = async (parts, visit): Promise<Redirect> => {
   const source = field(visit, 'source')
-  const pauses = field(visit, 'do') === 'pause'
+  const pauses = pressed(visit, 'pause', 'resume') === 'pause'
   const action = pauses ? 'source.pause' : 'source.resume'
   const did = await act(parts, visit, { action, subject: source.slice(0, 200) }, async () => {
     const changed = await (pauses ? pauseSource : resumeSource)(parts.db, source)
     if (changed === undefined) throw new AppError('NOT_FOUND', 'there is no source of that name')
     const state = pauses ? 'paused' : 'resumed'
-    return { says: changed ? `${source} is ${state}` : `${source} was ${state} already`, done: Number(changed) }
+    return {
+      says: changed ? `${source} is ${state}` : `${source} was ${state} already`,
+      done: Number(changed),
+    }
   })
   return { to: link('/console/sources', { did }) }
 }

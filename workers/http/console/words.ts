@@ -6,7 +6,8 @@ import { type Html, html } from './html.ts'
 export const count = (n: number): string => n.toLocaleString('en-US')
 
 /** `100,000+` where counting stopped. */
-export const countUpTo = (n: number, max: number): string => (n >= max ? `${count(max)}+` : count(n))
+export const countUpTo = (n: number, max: number): string =>
+  n >= max ? `${count(max)}+` : count(n)
 
 /** `3 jobs`, `1 job`. */
 export const several = (n: number, one: string, many = `${one}s`): string =>
@@ -34,8 +35,7 @@ export function age(seconds: number | null): string {
   return shown.map(({ text }) => text).join(' ')
 }
 
-export const iso = (at: Date | string): string =>
-  new Date(at).toISOString().replace(/\.\d+Z$/, 'Z')
+export const iso = (at: Date | string): string => new Date(at).toISOString().replace(/\.\d+Z$/, 'Z')
 
 /** `2026-01-02 03:04:05`; none: `–`. */
 export function moment(at: Date | string | null): Html {
