@@ -237,7 +237,7 @@ describe('the console', () => {
     const who = await operator()
     const answers = [
       await who.get('no-such-page'),
-      await who.get('jobs/%E0%A4%A'),
+      await who.get('jobs/%25'),
       await who.get('history/none'),
       await who.get('__proto__'),
       await who.post('constructor', {}),

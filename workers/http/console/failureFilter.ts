@@ -18,7 +18,7 @@ export function chosenIn(given: URLSearchParams): Chosen {
   if (text.length > textMax || text.includes('\0')) {
     throw new AppError('BAD_REQUEST', `look for at most ${textMax} characters of an error`)
   }
-  return { queue: queue && queueNamed(queue), text }
+  return { queue: queue ? queueNamed(queue) : undefined, text }
 }
 
 export const filterOf = ({ queue, text }: Chosen): FailedFilter => ({

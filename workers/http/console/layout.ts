@@ -75,7 +75,7 @@ export function signedPage(visit: Signed, { title, live, still }: Page, notice?:
     title,
     html`<a class="skip" href="#main">Skip to the content</a>
 <header class="top">
-<p class="brand"><a href="/console">Flotilla</a></p>
+<a class="brand" href="/console">Flotilla</a>
 ${ways(visit.path)}
 ${form(visit, 'logout', html`<button class="plain">Sign out</button>`)}
 </header>
