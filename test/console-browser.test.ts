@@ -45,12 +45,13 @@ describe('the console in a browser', { skip: withoutChromium() }, () => {
   })
   after(() => api.close())
 
+  /** Tabs share their cookies: who is signed in already stays so. */
   const signIn = async (tab: Tab) => {
-    await sql`delete from rate_limits`.execute(api.db)
     await tab.goto(base)
+    if (await tab.evaluate(`document.getElementById('password') === null`)) return
     await tab.evaluate(`document.getElementById('password').value = '${consolePassword}'`)
     await press(tab, 'Sign in')
-    await tab.becomes(`document.querySelector('h1').textContent === 'Overview'`)
+    assert.equal(await tab.evaluate(`document.querySelector('h1').textContent`), 'Overview')
   }
   const open = async (view: Parameters<Tab['view']>[0] = {}) => {
     const tab = await chromium.open('about:blank')
@@ -68,6 +69,7 @@ describe('the console in a browser', { skip: withoutChromium() }, () => {
   test('runs nothing that strangers wrote, and shows it as they wrote it', async () => {
     const tab = await open()
     const all = [...pages, jobPage, `failures?text=${encodeURIComponent(attack)}`]
+    const looked = ['', 'sources', jobPage]
     let shown = 0
     for (const path of all) {
       await tab.goto(`${base}/${path}`)
@@ -75,10 +77,9 @@ describe('the console in a browser', { skip: withoutChromium() }, () => {
       assert.equal(await tab.evaluate(inside), 0, path)
       const text = await tab.evaluate<string>('document.body.textContent')
       shown += text.split(`<script>alert('x')</script>`).length - 1
+      if (!looked.includes(path)) continue
       // The next look, by the page's own script.
-      await tab.becomes(
-        `document.getElementById('live').dataset.live === 'no' || document.getElementById('status').dataset.state === 'live'`,
-      )
+      await tab.becomes(`document.getElementById('status').dataset.state === 'live'`)
       assert.equal(await tab.evaluate(inside), 0, path)
     }
     assert.ok(shown > 10, `${shown} times`)
