@@ -70,7 +70,7 @@ function cells(room: RoomOverview, waiting: number | undefined, demo: string): P
       ? null
       : estimateMinutes(waiting + 1, status === 'paused' ? 0 : ratePerMinute, pacePerMinute)
   return [
-    html`<a href="${link(demo, { match: matchId })}">${room.name}</a> <code class="soft">${matchId}</code>`,
+    html`<a href="${link(demo, { match: matchId })}">${room.name}</a> <code class="soft beneath">${matchId}</code>`,
     html`${badge(word, tone)}${room.reason && html` <span class="soft">${room.reason}</span>`}`,
     waiting === undefined ? '–' : count(waiting),
     `${count(room.openWindows)} of ${count(room.capacity)}`,
