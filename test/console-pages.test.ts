@@ -11,10 +11,11 @@ import { readSourceStatus } from '../db/loaderSources.ts'
 import { findJobs } from '../db/operate.ts'
 import { readPaused } from '../db/pauses.ts'
 import { reportWorker } from '../db/registry.ts'
+import { openRedis } from '../redis/open.ts'
 import { escapeHtml, html } from '../workers/http/console/html.ts'
 import { type Api, openApi } from './api.ts'
 import { follow, type Visitor, visitor } from './consoles.ts'
-import { testDatabase } from './database.ts'
+import { needs, testDatabase } from './database.ts'
 import { bury } from './failedJobs.ts'
 import { makeMatch } from './waitingrooms.ts'
 
@@ -237,6 +238,36 @@ describe('the pages of the console', () => {
     assert.match(row(alive), /alive/)
     assert.match(row(dead), /died/)
     await other.app.close()
+  })
+
+  test('have the length of a queue from Redis, where it is kept', {
+    skip: needs('redis'),
+  }, async () => {
+    const matchId = await makeMatch(api.db)
+    const { redis, close } = openRedis({ url: process.env.TEST_REDIS_URL!, name: 'test' })
+    await redis.zadd(
+      `queue:${matchId}`,
+      ...Array.from({ length: 4321 }, (_, n) => [n, `u${n}`]).flat(),
+    )
+    const roomOf = async (url: string) => {
+      const other = await openApi({ db: api.db } as never, {}, { REDIS_URL: url })
+      const too = visitor(other.app)
+      too.cookie = who.cookie
+      const { text } = await too.get('rooms')
+      await other.app.close()
+      return {
+        text,
+        row: text.split('<tr').find((row) => row.includes(`data-key="${matchId}"`)) ?? '',
+      }
+    }
+    const there = await roomOf(process.env.TEST_REDIS_URL!)
+    assert.match(there.row, />4,321</)
+    assert.match(there.row, />8 min</)
+    const away = await roomOf('redis://127.0.0.1:1')
+    assert.match(away.text, /Redis does not answer/)
+    assert.doesNotMatch(away.row, /4,321/)
+    await redis.del(`queue:${matchId}`)
+    await close()
   })
 
   test('give the live part alone to who asks for it', async () => {
