@@ -137,8 +137,15 @@ type Written = State & { name: FlagName; changed_by: string; reason: string }
 
 async function writeFlag(tx: Tx, { name, ...state }: Written): Promise<void> {
   const changed_at = sql<Date>`clock_timestamp()`
-  await tx.updateTable('flags').set({ ...state, changed_at }).where('name', '=', name).execute()
-  await tx.insertInto('flag_changes').values({ name, ...state }).execute()
+  await tx
+    .updateTable('flags')
+    .set({ ...state, changed_at })
+    .where('name', '=', name)
+    .execute()
+  await tx
+    .insertInto('flag_changes')
+    .values({ name, ...state })
+    .execute()
 }
 
 export type FlagChangeRow = {

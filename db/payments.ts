@@ -25,6 +25,8 @@ export type PaymentOutcome =
   /** It was decided before. */
   | { is: 'known' }
 
+type Decided = Exclude<PaymentOutcome, { is: 'known' }>
+
 /**
  * Settles each, in their order, all in one transaction.
  * @throws AppError LOCK_TIMEOUT: nothing was decided
@@ -76,7 +78,7 @@ async function giveBack(
   tx: Tx,
   payment: PaymentJob,
   reservation: Reservation | undefined,
-): Promise<PaymentOutcome> {
+): Promise<Decided> {
   if (reservation === undefined) return { is: 'failed', cancelled: false }
   const [cancelled] = await cancelReservations(tx, [changeOf(payment, reservation)])
   return { is: 'failed', cancelled: !(cancelled instanceof AppError) }
@@ -86,8 +88,8 @@ async function settlePaid(
   tx: Tx,
   payment: PaymentJob,
   reservation: Reservation | undefined,
-): Promise<PaymentOutcome> {
-  const refund = async (reason: RefundReason): Promise<PaymentOutcome> => {
+): Promise<Decided> {
+  const refund = async (reason: RefundReason): Promise<Decided> => {
     await writeRefund(tx, payment, reason)
     return { is: 'refund_due', reason }
   }
@@ -210,7 +212,7 @@ async function writeRefund(tx: Tx, payment: PaymentJob, reason: RefundReason): P
 async function writePayment(
   tx: Tx,
   { provider, payment_id: id, reservation_id, total }: PaymentJob,
-  outcome: Exclude<PaymentOutcome, { is: 'known' }>,
+  outcome: Decided,
 ): Promise<void> {
   const values = {
     state: outcome.is,

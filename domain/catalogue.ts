@@ -2,7 +2,7 @@
 // Fields may be added to a type, never taken away or changed: a reader lets pass what it does not know. The inbox checks
 // what comes against these (domain/schema.ts), and docs/events/ has them for others (cli/exportSchemas.ts).
 
-import { type EventType, refundReasons } from './events.ts'
+import { type EventType, paymentOutcomes, refundReasons } from './events.ts'
 
 const id = { type: 'string', minLength: 1, maxLength: 200 } as const
 const uuid = {
@@ -69,7 +69,7 @@ const ticket = {
 const place = { match_id: id, user_id: id } as const
 const placeRequired = ['match_id', 'user_id'] as const
 
-const provider = { type: 'string', pattern: '^stripe$' } as const
+const provider = { const: 'stripe' } as const
 const payment = { provider, payment_id: id, reservation_id: id } as const
 
 /** Of `data`. */
@@ -134,17 +134,10 @@ export const dataSchemas = {
   },
   'payment.webhook': {
     type: 'object',
-    required: [
-      'provider',
-      'payment_id',
-      'reservation_id',
-      'outcome',
-      'webhook_id',
-      'webhook_type',
-    ],
+    required: ['provider', 'payment_id', 'reservation_id', 'outcome', 'webhook_id', 'webhook_type'],
     properties: {
       ...payment,
-      outcome: { type: 'string', pattern: '^(paid|failed)$' },
+      outcome: { enum: paymentOutcomes },
       total: money,
       webhook_id: id,
       webhook_type: id,
@@ -156,7 +149,7 @@ export const dataSchemas = {
     properties: {
       ...payment,
       total: money,
-      reason: { type: 'string', pattern: `^(${refundReasons.join('|')})$` },
+      reason: { enum: refundReasons },
     },
   },
 } as const satisfies Record<EventType, object>

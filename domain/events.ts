@@ -39,11 +39,13 @@ export type QuotaData = {
   expires_at?: string
 }
 
+export const paymentOutcomes = ['paid', 'failed'] as const
+
 /** What a provider said of a payment, as far as it matters to us. */
 export type PaymentData = {
   provider: 'stripe'
   payment_id: string
-  outcome: 'paid' | 'failed'
+  outcome: (typeof paymentOutcomes)[number]
   /** As the payment's metadata has it: whether there is one is found out later. */
   reservation_id: string
   /** Of what was paid. */

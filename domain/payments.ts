@@ -1,7 +1,7 @@
 // Payments: what a job of the queue `payments` brings, and what Stripe's webhooks say of one. Pure rules: whether a payment
 // is an order or due back is decided in db/payments.ts.
 
-import type { Money, PaymentData } from './events.ts'
+import { type Money, type PaymentData, paymentOutcomes } from './events.ts'
 import { faultOf, type Schema } from './schema.ts'
 
 export type PaymentJob = PaymentData & {
@@ -19,7 +19,7 @@ export const paymentSchema: Schema = {
     type: { type: 'string', const: 'payment' },
     provider: { type: 'string', const: 'stripe' },
     payment_id: id,
-    outcome: { type: 'string', pattern: '^(paid|failed)$' },
+    outcome: { enum: paymentOutcomes },
     reservation_id: id,
     total: {
       type: 'object',
@@ -61,7 +61,9 @@ const outcomes: Readonly<Record<string, PaymentData['outcome']>> = {
  */
 export function readStripeEvent({ type, data: { object } }: StripeEvent): PaymentData | undefined {
   const outcome = Object.hasOwn(outcomes, type) ? outcomes[type] : undefined
-  const reservation_id = textOf((object.metadata as { reservation_id?: unknown } | null)?.reservation_id)
+  const reservation_id = textOf(
+    (object.metadata as { reservation_id?: unknown } | null)?.reservation_id,
+  )
   const isSession = type.startsWith('checkout.')
   // One payment, whichever of its two objects tells of it: a session names its intent, once there is one.
   const payment_id = (isSession ? idOf(object.payment_intent) : undefined) ?? textOf(object.id)

@@ -93,7 +93,8 @@ export const queues: readonly Queue[] = [
   },
   {
     name: 'payments',
-    purpose: 'payments that came or failed: each confirms or cancels its reservation, or is due back',
+    purpose:
+      'payments that came or failed: each confirms or cancels its reservation, or is due back',
     retry: 'background',
     expireInSeconds: 120,
     keepFinished: true,

@@ -47,7 +47,7 @@ beforeEach(async () => {
 
 const opening = { why: 'HTTP 503 <!channel> & co', waitMs: () => 5000, wasProbe: false }
 const at = '2027-01-01T00:00:00.000Z'
-const letters = (queue: string, count = 1): Alert => ({
+const letters = (queue: string, count = 1): Extract<Alert, { type: 'NotifyDeadLetters' }> => ({
   type: 'NotifyDeadLetters',
   queue,
   count,
@@ -101,7 +101,10 @@ describe('an alert', () => {
     const [off = '', on = ''] = await texts()
     assert.match(off, /^:rotating_light: \*embeddings was switched off: embedding is away\*\n/)
     assert.match(off, /^Why: HTTP 503 &lt;!channel&gt; &amp; co$/m)
-    assert.match(on, /^:white_check_mark: \*embeddings is on again: embedding was away for \d+ s\*\n/)
+    assert.match(
+      on,
+      /^:white_check_mark: \*embeddings is on again: embedding was away for \d+ s\*\n/,
+    )
     const sent = await mails()
     assert.deepEqual(
       sent.map(({ id, data }) => [data.job_id === id, data.recipient, data.template]),
@@ -111,7 +114,9 @@ describe('an alert', () => {
       ],
     )
     const render = await createRenderer()
-    const mail = render(decodeEmailJob(sent.find(({ data }) => /off/.test(data.payload.title))?.data))
+    const mail = render(
+      decodeEmailJob(sent.find(({ data }) => /off/.test(data.payload.title))?.data),
+    )
     assert.equal(mail.subject, 'Alert: embeddings was switched off: embedding is away')
     assert.match(mail.text, /^Why: +HTTP 503 <!channel> & co$/m)
     assert.ok(!mail.html.includes('<!channel>'))
@@ -171,7 +176,10 @@ describe('Slack', () => {
     await Promise.all([drain(one), drain(two)])
     const waiting = await states()
     assert.equal((await texts()).length, 1)
-    assert.ok(waiting.every(({ wait, attempts }) => wait > 100 && attempts === 0), JSON.stringify(waiting))
+    assert.ok(
+      waiting.every(({ wait, attempts }) => wait > 100 && attempts === 0),
+      JSON.stringify(waiting),
+    )
     const ms = await restMs(db, 'slack')
     assert.ok(ms > 100_000 && ms <= 120_000)
     // A shorter word does not end it.
@@ -264,9 +272,7 @@ describe('dead letters', () => {
     await bury(db, 'push', 5)
     const look = (everySeconds: number) =>
       Promise.all(
-        Array.from({ length: 9 }, (_, i) =>
-          noticeDeadLetters(pools[i % 3]!.db, { everySeconds }),
-        ),
+        Array.from({ length: 9 }, (_, i) => noticeDeadLetters(pools[i % 3]!.db, { everySeconds })),
       )
     const told = (await look(600)).reduce((sum, n) => sum + n, 0)
     assert.equal(told, 1)
@@ -304,8 +310,14 @@ describe('the alert worker', () => {
 
   test('tells one opening once and dead letters once from two instances, a message a second', async () => {
     const workers = [start(), start()]
-    await Promise.all([openCircuit(db, 'embedding', opening), openCircuit(db, 'opensearch', opening)])
-    await Promise.all([openCircuit(db, 'embedding', opening), openCircuit(db, 'opensearch', opening)])
+    await Promise.all([
+      openCircuit(db, 'embedding', opening),
+      openCircuit(db, 'opensearch', opening),
+    ])
+    await Promise.all([
+      openCircuit(db, 'embedding', opening),
+      openCircuit(db, 'opensearch', opening),
+    ])
     await bury(db, 'push', 4)
     await bury(db, 'payments', 2)
     await send(letters('inbox'), letters('commands'))
@@ -356,7 +368,10 @@ describe('the alert worker', () => {
         return (error as ConfigError).faults.join('\n')
       }
     }
-    assert.match(faultsOf({ ALERT_EMAIL: 'a@b.c, d@e.f' }), /ALERT_EMAIL must be one e-mail address/)
+    assert.match(
+      faultsOf({ ALERT_EMAIL: 'a@b.c, d@e.f' }),
+      /ALERT_EMAIL must be one e-mail address/,
+    )
     const secret = 'ftp://hooks.slack.com/services/secret'
     assert.match(faultsOf({ SLACK_WEBHOOK_URL: secret }), /SLACK_WEBHOOK_URL must be a URL/)
     assert.ok(!faultsOf({ SLACK_WEBHOOK_URL: secret }).includes('secret'))

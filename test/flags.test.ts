@@ -7,13 +7,7 @@ import { sql } from 'kysely'
 import { execute } from '../cli/main.ts'
 import type { Context } from '../cli/program.ts'
 import { closeCircuit, openCircuit } from '../db/circuits.ts'
-import {
-  circuitsSwitchedOff,
-  isEnabled,
-  readFlagChanges,
-  readFlags,
-  setFlag,
-} from '../db/flags.ts'
+import { circuitsSwitchedOff, isEnabled, readFlagChanges, readFlags, setFlag } from '../db/flags.ts'
 import { decodeAlert } from '../domain/alerts.ts'
 import { flags } from '../domain/flags.ts'
 import { type TestDatabase, testDatabase } from './database.ts'
@@ -98,7 +92,10 @@ describe('a flag', () => {
     assert.deepEqual(await changes(), [['embeddings', false, 'ann']])
     // It was off: nothing changed that people should hear of.
     assert.deepEqual(await alerts(), [])
-    assert.deepEqual(await circuitsSwitchedOff(fresh.db, ['embedding', 'opensearch']), new Set(['embedding']))
+    assert.deepEqual(
+      await circuitsSwitchedOff(fresh.db, ['embedding', 'opensearch']),
+      new Set(['embedding']),
+    )
   })
 
   test('that its circuit switched off is a person’s once he says so', async () => {

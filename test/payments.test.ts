@@ -56,7 +56,8 @@ afterEach(async () => assert.deepEqual(await auditLedger(db), []))
 
 const post = (event: object, header?: string | false) => {
   const body = JSON.stringify(event)
-  const headers = header === false ? {} : { 'stripe-signature': header ?? signed(body) }
+  const headers: Record<string, string> =
+    header === false ? {} : { 'stripe-signature': header ?? signed(body) }
   return api.call('POST', 'webhooks/stripe', { key: false, body, headers })
 }
 
@@ -104,7 +105,9 @@ const readPayments = async () => {
 }
 const refunds = async () => {
   const { rows } = await sql<{ subject: string; data: { reason: string } }>`
-    select subject, data from outbox where type = 'payment.refund_due' order by txid, id`.execute(db)
+    select subject, data from outbox where type = 'payment.refund_due' order by txid, id`.execute(
+    db,
+  )
   return rows.map(({ subject, data }) => `${subject} ${data.reason}`)
 }
 const orderCount = () => countOf(sql`select count(*)::int as n from orders`)
@@ -379,7 +382,9 @@ describe('a payment', () => {
 
   test('of what was confirmed without one pays for that', async () => {
     const reservation = await hold(await api.makeEvent())
-    const confirmed = await api.call('POST', `reservations/${reservation}/confirm`, { user: 'anna' })
+    const confirmed = await api.call('POST', `reservations/${reservation}/confirm`, {
+      user: 'anna',
+    })
     assert.equal(confirmed.status, 200)
     await say(intentEvent('succeeded', { payment: newPayment(), reservation }))
     await say(intentEvent('succeeded', { payment: newPayment(), reservation }))

@@ -46,7 +46,10 @@ const inHandMax = 4
 
 export function alertPass(options: AlertOptions): Pass {
   const { db, jobs, slots, slack, email, worker, onSent, onFailed, onRested } = options
-  const there: Channel[] = [...(slack ? ['slack' as const] : []), ...(email ? ['email' as const] : [])]
+  const there: Channel[] = [
+    ...(slack ? ['slack' as const] : []),
+    ...(email ? ['email' as const] : []),
+  ]
   const rate = { name: slackName, perSecond: slackPerSecond }
   const pace: Pace = createPace({ slots, rate, takeMax: 1 })
 
@@ -55,7 +58,10 @@ export function alertPass(options: AlertOptions): Pass {
     const told = { job_id: id, type: alert.type }
     const channels = channelsFor(alert, there)
     if (channels.length === 0) {
-      worker.log.warn({ ...told, alert }, 'nobody is told of it: set SLACK_WEBHOOK_URL, ALERT_EMAIL')
+      worker.log.warn(
+        { ...told, alert },
+        'nobody is told of it: set SLACK_WEBHOOK_URL, ALERT_EMAIL',
+      )
       return
     }
     // First: it needs nobody but the database.

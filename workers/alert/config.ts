@@ -19,7 +19,12 @@ export const alertSettings = {
     secret: true,
     schemes: ['https', 'http'],
   }),
-  SLACK_TIMEOUT: int({ doc: 'how long Slack may take to answer, s', fallback: 10, min: 1, max: 30 }),
+  SLACK_TIMEOUT: int({
+    doc: 'how long Slack may take to answer, s',
+    fallback: 10,
+    min: 1,
+    max: 30,
+  }),
   ALERT_EMAIL: text({
     doc: 'the address that alerts are mailed to; unset: none is',
     parse: (value) => {

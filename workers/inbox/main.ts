@@ -9,8 +9,8 @@ import { inboxSettings } from './config.ts'
 import { createHandler, inboxPass, prunePass } from './inbox.ts'
 import { createInboxMetrics } from './metrics.ts'
 import { openConsumer } from './open.ts'
-import { remoteInboxPass } from './remote.ts'
 import { paymentsPass } from './payments.ts'
+import { remoteInboxPass } from './remote.ts'
 import { openSeen } from './seen.ts'
 
 await main({
