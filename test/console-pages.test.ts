@@ -244,7 +244,11 @@ describe('the pages of the console', () => {
     skip: needs('redis'),
   }, async () => {
     const matchId = await makeMatch(api.db)
-    const { redis, close } = openRedis({ url: process.env.TEST_REDIS_URL!, name: 'test' })
+    await sql`update waiting_rooms set phase = 'open', status = 'active' where match_id = ${matchId}`.execute(
+      api.db,
+    )
+    const { redis, ready, close } = openRedis({ url: process.env.TEST_REDIS_URL!, name: 'test' })
+    await ready()
     await redis.zadd(
       `queue:${matchId}`,
       ...Array.from({ length: 4321 }, (_, n) => [n, `u${n}`]).flat(),
