@@ -30,6 +30,15 @@ export async function readCircuits(db: Db, names: readonly string[]): Promise<Ci
   return rows
 }
 
+/** For people: every circuit that was ever open, with when it last opened; the open ones first. */
+export async function listCircuits(db: Db): Promise<(Circuit & { openedAt: Date })[]> {
+  const { rows } = await sql<Circuit & { openedAt: Date }>`
+    select name, is_open as "isOpen", why, tries, opened_at as "openedAt",
+      greatest(0, ceil(extract(epoch from probe_at - clock_timestamp()) * 1000))::float8 as "waitMs"
+    from circuits order by not is_open, name`.execute(db)
+  return rows
+}
+
 export type Opening = {
   why: string
   /** Nobody is let through for so long, by the number of vain tries before. */

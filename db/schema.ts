@@ -372,6 +372,25 @@ export type Schema = {
     started_at: Made
     seen_at: Made
   }
+  operator_actions: {
+    id: string
+    at: Made
+    who: string
+    address: string
+    session: string
+    action: string
+    subject: string
+    detail: Json<Record<string, unknown>>
+    state: Generated<'running' | 'done' | 'failed' | 'stopped'>
+    total: number | null
+    looked: Generated<number>
+    done: Generated<number>
+    cursor: string | null
+    outcome: string | null
+    seen_at: Made
+    finished_at: Date | null
+  }
+  ended_sessions: { id: string; expires_at: Date }
   flags: FlagState & { name: string }
   flag_changes: FlagState & { id: GeneratedAlways<string>; name: string }
   dead_letter_notices: { queue: string; told_at: Date }

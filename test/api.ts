@@ -12,6 +12,7 @@ import { findInPostgres } from '../workers/http/found.ts'
 import { createServer, type ServerParts } from '../workers/http/server.ts'
 
 export const internalSecret = 'a secret for internal programs'
+export const consolePassword = 'a password for the console'
 
 export const newKey = (): string => randomUUID().replaceAll('-', '')
 
@@ -29,6 +30,10 @@ const unlimited = {
   HTTP_REQUEST_TIMEOUT: 30,
   TRUSTED_PROXIES: undefined,
   MAILGUN_SIGNING_KEY: undefined,
+  CONSOLE_PASSWORD: consolePassword,
+  REDIS_URL: undefined,
+  WAITINGROOM_URL: undefined,
+  WAITINGROOM_PORT: 8090,
   STRIPE_WEBHOOK_SECRET: undefined,
 }
 

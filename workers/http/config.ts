@@ -6,11 +6,13 @@ import {
   ConfigError,
   commonSettings,
   type Environment,
+  generatedSecret,
   int,
   readConfig,
   requiredText,
   type Setting,
   text,
+  url,
   type Values,
 } from '../config.ts'
 import { openSearchSettings } from '../openSearchSettings.ts'
@@ -47,6 +49,16 @@ export const httpSettings = {
     secret: true,
   }),
   ...openSearchSettings,
+  CONSOLE_PASSWORD: generatedSecret({ doc: 'what lets people into /console' }),
+  WAITINGROOM_URL: url({
+    doc: 'where people reach the waiting room, for links; unset: the Host of the request, WAITINGROOM_PORT',
+    schemes: ['http', 'https'],
+  }),
+  WAITINGROOM_PORT: int({
+    doc: 'port of the waiting room, for links',
+    fallback: 8090,
+    max: 65535,
+  }),
   STRIPE_WEBHOOK_SECRET: {
     doc: 'signing secret of Stripe’s webhook endpoint; several in a comma list while one is exchanged; unset: its webhooks are not taken',
     secret: true,

@@ -16,6 +16,7 @@ import { AppError } from '../../domain/errors.ts'
 import { notFound, problem, toAppError } from '../problem.ts'
 import { invalid } from '../validation.ts'
 import type { HttpConfig } from './config.ts'
+import { addConsole, type ConsoleMount } from './console.ts'
 import { createGuard, type GuardParts, send } from './guard.ts'
 import { createRunLater } from './later.ts'
 import { addMethods } from './methods.ts'
@@ -38,7 +39,8 @@ export type ServerParts = Omit<GuardParts, 'runLater'> &
       Pick<
         HttpConfig,
         'TRUSTED_PROXIES' | 'HTTP_REQUEST_TIMEOUT' | 'MAILGUN_SIGNING_KEY' | 'STRIPE_WEBHOOK_SECRET'
-      >
+      > &
+      ConsoleMount['config']
     db: Db
     jobs: Jobs
     log: FastifyBaseLogger
@@ -125,6 +127,7 @@ export async function createServer(parts: ServerParts): Promise<FastifyInstance>
   })
 
   addOpenApi(app)
+  addConsole(app, parts)
   const methods = addMethods(app)
   await app.register(
     async (api) => {

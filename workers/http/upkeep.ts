@@ -3,6 +3,7 @@
 
 import { closeDeadCommands, pruneCommands } from '../../db/commands.ts'
 import type { Jobs } from '../../db/jobs.ts'
+import { pruneActions } from '../../db/operatorActions.ts'
 import type { Db } from '../../db/schema.ts'
 import { pruneWebhooks } from '../../db/suppressions.ts'
 import { AppError } from '../../domain/errors.ts'
@@ -43,6 +44,7 @@ export const upkeepLoops = ({ db, stores, jobs, worker }: Parts): Loop[] => [
       (await stores.prune()) +
       (await pruneCommands(db)) +
       (await pruneWebhooks(db, mailgunTokens)) +
-      (await pruneWebhooks(db, stripeEvents)),
+      (await pruneWebhooks(db, stripeEvents)) +
+      (await pruneActions(db)),
   }),
 ]
