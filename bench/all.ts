@@ -55,6 +55,7 @@ const plan: Planned[] = [
       '2',
     ],
   },
+  { name: 'items', args: ['--full'], quick: ['--items', '2000'] },
   {
     name: 'outage',
     args: ['--minutes', '10', '--events', '500'],

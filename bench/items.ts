@@ -19,6 +19,7 @@ import { differences, empty, startWorker, stopWorker, untilDone } from './items/
 import { bulkVectors } from './items/vectors.ts'
 import { embedThirty } from './items/vendor.ts'
 import { openPlace, type Place } from './loader/place.ts'
+import { noteResult } from './report/results.ts'
 
 const { values: options } = parseArgs({
   options: {
@@ -106,6 +107,15 @@ async function nearest(place: Place, vectors: Map<string, Float32Array>, when: s
     `neighbours ${when}: p50 / p99`,
     `${ms(quantile(times, 0.5))} / ${ms(quantile(times, 0.99))}`,
   )
+  noteResult({
+    title: `the ${similarMax} likest of ${count} items of ${dimensions} dimensions, ${when}`,
+    unit: 'ms',
+    better: 'less',
+    figures: [
+      { name: 'p50', value: quantile(times, 0.5) },
+      { name: 'p99', value: quantile(times, 0.99) },
+    ],
+  })
   tell(
     `neighbours ${when}: compared exactly, mean`,
     (compared.reduce((a, b) => a + b, 0) / asked).toFixed(0),
@@ -221,6 +231,9 @@ async function rebuildUnderWrites(place: Place): Promise<void> {
 
 console.log(`${cpus().length} × ${cpus()[0]?.model}, load ${loadavg()[0]?.toFixed(1)}\n`)
 const place = await openPlace()
+for (const signal of ['SIGINT', 'SIGTERM'] as const) {
+  process.once(signal, () => void place.end().finally(() => process.exit(1)))
+}
 try {
   const vendor = await embedThirty(place)
   tell(
@@ -236,6 +249,12 @@ try {
   await nearest(place, vectors, 'by the first codes')
   await recode(place)
   const recall = await nearest(place, vectors, 'by codes around the centre')
+  noteResult({
+    title: `of the ${similarMax} likest of ${count} by brute force, found`,
+    unit: 'share',
+    better: 'more',
+    figures: [{ name: 'by codes around the centre', value: recall, target: { value: 0.95 } }],
+  })
   if (recall < 0.95) faults.push(`a recall of ${recall}`)
   await both(place, vectors)
   await words(place)
