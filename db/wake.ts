@@ -23,20 +23,31 @@ export async function notifyQueues(on: Db | Tx, queues: readonly string[]): Prom
     select pg_notify(${channel}, queue) from unnest(${[...queues]}::text[]) as queue`.execute(on)
 }
 
+const againMs = 500
+const triesMax = 20
+
 export type Waker = { wake(queue: string): void; close(): Promise<void> }
 
 /** The first wake-up goes out at once, those of the next `togetherMs` together. */
 export function createWaker(db: Db, togetherMs = 4): Waker {
   const waiting = new Set<string>()
   let flushing: Promise<void> | undefined
+  let closing = false
 
   async function flush(): Promise<void> {
+    let failures = 0
     while (waiting.size > 0) {
       const queues = [...waiting]
       waiting.clear()
-      // Lost, it costs the wait of one poll.
-      await notifyQueues(db, queues).catch(() => {})
-      await sleep(togetherMs, undefined, { ref: false })
+      const isSaid = await notifyQueues(db, queues).then(
+        () => true,
+        () => false,
+      )
+      failures = isSaid ? 0 : failures + 1
+      // A pool that is short of connections has one later. Lost, it costs the wait of one poll.
+      const again = !isSaid && failures < triesMax && !closing
+      if (again) for (const queue of queues) waiting.add(queue)
+      await sleep(isSaid ? togetherMs : againMs, undefined, { ref: false })
     }
     flushing = undefined
   }
@@ -47,6 +58,7 @@ export function createWaker(db: Db, togetherMs = 4): Waker {
       flushing ??= flush()
     },
     async close() {
+      closing = true
       await flushing
     },
   }

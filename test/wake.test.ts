@@ -9,7 +9,7 @@ import { resumeQueue } from '../db/pauses.ts'
 import { readWorkers, removeWorker, reportWorker, requestStop } from '../db/registry.ts'
 import type { Db } from '../db/schema.ts'
 import { transaction } from '../db/transaction.ts'
-import { type Listener, openListener } from '../db/wake.ts'
+import { createWaker, type Listener, openListener } from '../db/wake.ts'
 import { type TestDatabase, testDatabase } from './database.ts'
 import { emptyJobs } from './jobRows.ts'
 import { openCable } from './servers/cable.ts'
@@ -52,6 +52,29 @@ describe('waking', () => {
     await until(() => words.length >= expected.length)
     assert.deepEqual(words, expected)
   }
+
+  test('says once more what it had no connection to say by', async () => {
+    const limit = (to: number) =>
+      sql`alter role short_of_connections connection limit ${sql.lit(to)}`.execute(fresh.db)
+    await sql`do $$begin
+      if not exists (select from pg_roles where rolname = 'short_of_connections')
+      then create role short_of_connections login password 'short'; end if; end$$`.execute(fresh.db)
+    const url = new URL(fresh.url)
+    url.username = 'short_of_connections'
+    url.password = 'short'
+    const short = openDatabase({ url: url.href, name: 'test' })
+    const waker = createWaker(short.db)
+    await heard(async () => {
+      await limit(0)
+      await assert.rejects(sql`select`.execute(short.db), /too many connections/)
+      waker.wake('email')
+      await assert.rejects(sql`select`.execute(short.db), /too many connections/)
+      assert.deepEqual(words, [])
+      await limit(-1)
+    }, 'email')
+    await waker.close()
+    await short.close()
+  })
 
   test('tells of jobs once they are committed, not before, and not of what is rolled back', async () => {
     await heard(() => jobs.send(fresh.db, 'email', [{ data: {} }, { data: {} }]), 'email')
