@@ -30,6 +30,7 @@ import {
   startMailgun,
 } from '../test/servers/mailgun.ts'
 import { cpuMsOf, startRedis } from './jobs/servers.ts'
+import { noteResult } from './report/results.ts'
 
 const text = (fallback: string) => ({ type: 'string', default: fallback }) as const
 const { values: options } = parseArgs({
@@ -197,6 +198,18 @@ function report(messages: readonly Message[], ids: ReadonlySet<string>, cpu: str
     ['missing', String(missing)],
   ]
   console.log(`\n${table(['seen at the server', ''], rows).join('\n')}`)
+  noteResult({
+    title: `mails a second at the provider, ${rate} allowed`,
+    unit: 'mails/s',
+    better: 'more',
+    figures: [{ name: 'sustained', value: perSecond, target: { value: 0.98 * rate } }],
+  })
+  noteResult({
+    title: 'mails in the fullest second at the provider',
+    unit: 'mails',
+    better: 'less',
+    figures: [{ name: 'any sliding second', value: most, target: { value: 2 * rate } }],
+  })
   return [
     ...(twice > 0 ? [`${twice} mails arrived twice`] : []),
     ...(missing > 0 ? [`${missing} mails did not arrive`] : []),

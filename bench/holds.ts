@@ -18,6 +18,7 @@ import { migrate } from '../db/migrate.ts'
 import { openDatabase } from '../db/open.ts'
 import { transaction } from '../db/transaction.ts'
 import { type LoadResult, load, percentile } from './holds/load.ts'
+import { noteResult } from './report/results.ts'
 
 const { values } = parseArgs({
   options: {
@@ -101,6 +102,27 @@ for (const signal of ['SIGINT', 'SIGTERM'] as const) {
   })
 }
 
+function noteHolds(connections: number, results: ReadonlyMap<Implementation, LoadResult>): void {
+  const figures = [...results].map(([name, result]) => ({ name, peer: name === 'plain', result }))
+  const title = `holds of 2 seats of one event, ${connections} connections`
+  noteResult({
+    title,
+    unit: 'holds/s',
+    better: 'more',
+    figures: figures.map(({ name, peer, result }) => ({ name, peer, value: rate(result) })),
+  })
+  noteResult({
+    title: `${title}, p99`,
+    unit: 'ms',
+    better: 'less',
+    figures: figures.map(({ name, peer, result }) => ({
+      name,
+      peer,
+      value: percentile(result.latencies, 0.99),
+    })),
+  })
+}
+
 const rate = (result: LoadResult) => (result.statuses.get(201) ?? 0) / result.seconds
 
 async function measure(implementation: Implementation, connections: number): Promise<LoadResult> {
@@ -148,6 +170,7 @@ try {
         ].join('  '),
       )
     }
+    noteHolds(connections, results)
     const ratio = rate(results.get('flotilla')!) / rate(results.get('plain')!)
     ratios.push(`${connections} connections: ${ratio.toFixed(1)}×`)
   }

@@ -20,6 +20,7 @@ import {
   totalLoaded,
   untilLoaded,
 } from './loader/place.ts'
+import { noteResult } from './report/results.ts'
 
 const { values: options } = parseArgs({
   options: {
@@ -97,6 +98,15 @@ async function compareWithCopy(place: Place): Promise<void> {
   tell('raw COPY into the same table', `${Math.round(median(raw))}/s`)
   tell(`${fast} fast sources, no gate, one loader`, `${Math.round(median(ours))}/s`)
   tell('ratio', ratio.toFixed(2))
+  noteResult({
+    title: 'rows of fast sources into the table',
+    unit: 'rows/s',
+    better: 'more',
+    figures: [
+      { name: 'a loader, 4 sources, no gate', value: median(ours), target: { ratio: 0.7 } },
+      { name: 'raw COPY of the same rows', value: median(raw), peer: true },
+    ],
+  })
   if (ratio < 0.7) faults.push(`without the gate ${ratio.toFixed(2)} of a raw COPY, not 0.7`)
 }
 
@@ -125,6 +135,12 @@ async function measureGate(place: Place): Promise<void> {
   const least = Math.min(...shares)
   console.log(`\n${count} sources that take ${latencyMs} ms, gate of 200 ms, ${seconds} s`)
   tell('share of 1000 events / (200 ms + latency), the worst source', least.toFixed(3))
+  noteResult({
+    title: 'with the gate of 200 ms, of what the source can give',
+    unit: 'share',
+    better: 'more',
+    figures: [{ name: 'the worst source', value: least, target: { value: 0.95 } }],
+  })
   if (least < 0.95) faults.push(`with the gate ${least.toFixed(3)} of what is possible, not 0.95`)
 }
 
@@ -154,6 +170,12 @@ async function measureMemory(place: Place): Promise<void> {
   tell('at the end', `${samples.at(-1)?.toFixed(0)} MB`)
   tell('most', `${Math.max(...samples).toFixed(0)} MB`)
   tell('requests to a good source: least, most', `${Math.min(...asked)}, ${Math.max(...asked)}`)
+  noteResult({
+    title: `resident with ${count} sources`,
+    unit: 'MB',
+    better: 'less',
+    figures: [{ name: 'most', value: Math.max(...samples), target: { value: 150 } }],
+  })
   if (Math.max(...samples) > 150) faults.push('more than 150 MB resident')
 }
 

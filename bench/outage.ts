@@ -24,6 +24,7 @@ import type { CloudEvent } from '../domain/events.ts'
 import { launchRabbit, type RabbitServer, withoutRabbit } from '../test/servers/rabbitmq.ts'
 import { type Buyers, startBuyers } from './outage/buyers.ts'
 import { startWorkers, type Workers } from './outage/workers.ts'
+import { noteResult } from './report/results.ts'
 
 const exchange = 'flotilla.events'
 const witness = 'bench.witness'
@@ -116,11 +117,30 @@ async function storm(
   await phase('draining', async () => (await readOutboxLag(db)).rows < 2 * eventsPerSecond)
   await phase('broker up again', async (seconds) => seconds >= aroundSeconds)
   await buyers.stop()
+  notePhases()
   await prove(db, rabbit)
 }
 
 const residentMb = (pid: number): number =>
   Number(execFileSync('ps', ['-o', 'rss=', '-p', String(pid)], { encoding: 'utf8' })) / 1024
+
+const phases: { name: string; p99: number; mb: number }[] = []
+
+function notePhases(): void {
+  const title = `a broker away for ${outageSeconds} s at ${eventsPerSecond} events/s`
+  noteResult({
+    title: `${title}: writes, p99`,
+    unit: 'ms',
+    better: 'less',
+    figures: phases.map(({ name, p99 }) => ({ name, value: p99 })),
+  })
+  noteResult({
+    title: `${title}: resident, all workers`,
+    unit: 'MB',
+    better: 'less',
+    figures: phases.map(({ name, mb }) => ({ name, value: mb })),
+  })
+}
 
 function tellHead({ pids }: Workers): void {
   const [cpu] = cpus()
@@ -157,6 +177,7 @@ function tell(
       ...[...peaks.values()].map((mb) => mb.toFixed(0).padStart(10)),
     ].join(''),
   )
+  phases.push({ name, p99: Number(at(0.99)), mb: [...peaks.values()].reduce((a, b) => a + b, 0) })
   for (const [what, count] of found) faults.push(`${name}: ${count} × ${what}`)
 }
 

@@ -23,6 +23,7 @@ import type { Db } from '../db/schema.ts'
 import { transaction } from '../db/transaction.ts'
 import type { CloudEvent, NewEvent } from '../domain/events.ts'
 import { launchRabbit, withoutRabbit } from '../test/servers/rabbitmq.ts'
+import { type Figure, noteResult } from './report/results.ts'
 
 const exchange = 'flotilla.events'
 const queue = 'bench'
@@ -195,8 +196,17 @@ async function compare(url: string, broker: string, db: Db): Promise<void> {
     await arrived(eventCount, 'the relay')
   }
   const peer = median(bare)
-  const tell = (what: string, perSecond: number) =>
+  const figures: Figure[] = []
+  const tell = (what: string, perSecond: number) => {
     console.log(`${what.padEnd(46)}${rate(perSecond)}  ${(perSecond / peer).toFixed(2)}`)
+    const isPeer = figures.length === 0
+    figures.push({
+      name: what,
+      value: perSecond,
+      peer: isPeer,
+      target: isPeer ? undefined : { ratio: 0.8 },
+    })
+  }
   console.log(`\n${eventCount} events from commit to confirm, median of ${rounds} rounds`)
   tell('bare amqplib, confirms every 1000', peer)
   tell('the relay', median(ours))
@@ -209,6 +219,7 @@ async function compare(url: string, broker: string, db: Db): Promise<void> {
   await checkOrder(channel, eventCount)
   await stop(second)
 
+  if (deepRows === 0) noteRates(figures)
   if (deepRows > 0) {
     await stop(first)
     for (let rows = 0; rows < deepRows; rows += 100_000) await commit(db, 100_000)
@@ -216,6 +227,7 @@ async function compare(url: string, broker: string, db: Db): Promise<void> {
     const relay = startRelay(url, broker)
     await measure(db, 5000, before)
     tell(`${deepRows} waiting`, await measure(db, eventCount, await relayed(db)))
+    noteRates(figures)
     await until(async () => (await relayed(db)) >= before + deepRows)
     await arrived(deepRows, `${deepRows} waiting`)
     await trickle(db, channel)
@@ -225,6 +237,11 @@ async function compare(url: string, broker: string, db: Db): Promise<void> {
     await trickle(db, channel)
     await stop(first)
   }
+}
+
+function noteRates(figures: Figure[]): void {
+  const title = 'events from commit to confirmed at RabbitMQ'
+  noteResult({ title, unit: 'events/s', better: 'more', figures })
 }
 
 async function checkOrder(channel: ConfirmChannel, count: number): Promise<void> {
@@ -270,6 +287,15 @@ async function trickle(db: Db, channel: ConfirmChannel): Promise<void> {
   await channel.cancel(consumerTag)
   const sorted = latencies.toSorted((a, b) => a - b)
   const at = (q: number) => `${quantile(sorted, q).toFixed(1)} ms`
+  noteResult({
+    title: 'one event while all is idle, from commit to the consumer',
+    unit: 'ms',
+    better: 'less',
+    figures: [
+      { name: 'p50', value: quantile(sorted, 0.5) },
+      { name: 'p99', value: quantile(sorted, 0.99), target: { value: 50 } },
+    ],
+  })
   console.log(
     `\nidle, an event every ${idle.gapMs} ms, from commit to the consumer: ` +
       `p50 ${at(0.5)}, p95 ${at(0.95)}, p99 ${at(0.99)}`,

@@ -21,6 +21,7 @@ import { createEvent } from '../db/events.ts'
 import { migrate } from '../db/migrate.ts'
 import { openDatabase } from '../db/open.ts'
 import { transaction } from '../db/transaction.ts'
+import { type Figure, noteResult } from './report/results.ts'
 import type { Order, Report } from './waitingroom/crowd.ts'
 
 const { values } = parseArgs({
@@ -63,6 +64,26 @@ function percentiles(all: number[]): string {
   const at = (share: number) =>
     sorted[Math.min(sorted.length - 1, Math.floor(sorted.length * share))]
   return `p50 ${at(0.5)}  p99 ${at(0.99)}  max ${sorted.at(-1)} ms  (${all.length})`
+}
+
+const at99 = (all: readonly number[]): number =>
+  all.toSorted((a, b) => a - b)[Math.floor(all.length * 0.99)] ?? Number.NaN
+
+const figures: Record<'resident' | 'steady' | 'silent' | 'change', Figure[]> = {
+  resident: [],
+  steady: [],
+  silent: [],
+  change: [],
+}
+
+function noteFigures(): void {
+  const title = `${people} people`
+  const less = (what: string, unit: string, of: Figure[]) =>
+    noteResult({ title: `${title}: ${what}`, unit, better: 'less', figures: of })
+  less('resident a connection', 'kB', figures.resident)
+  less('told while 20 a second are let in, p99', 'ms', figures.steady)
+  less('nobody hears nothing for longer', 's', figures.silent)
+  less('a change that concerns everybody, p99', 'ms', figures.change)
 }
 
 const rssOf = (child: ChildProcess) =>
@@ -276,10 +297,8 @@ async function waitingRoom(): Promise<void> {
     'resident, all server processes',
     `${Math.round(idle / 1024)} MB idle, ${Math.round(after / 1024)} MB with them`,
   )
-  say(
-    'resident a connection',
-    `${((after - idle) / connected).toFixed(2)} kB, with all they have beside it`,
-  )
+  const perConnection = (after - idle) / connected
+  say('resident a connection', `${perConnection.toFixed(2)} kB, with all they have beside it`)
 
   cpu = cpuOf(running)
   await operate(port, match, 'rate', { rate: 1200 })
@@ -290,6 +309,12 @@ async function waitingRoom(): Promise<void> {
   const steady = await reports(all)
   const took = performance.now() - at
   tellSteady(steady, 'steady, 20 let in a second')
+  figures.resident.push({ name: 'the waiting room', value: perConnection, target: { value: 6 } })
+  figures.steady.push(
+    { name: 'told of a turn', value: at99(steady.turns), target: { value: 100 } },
+    { name: 'told of a move in the front', value: at99(steady.moves), target: { value: 100 } },
+  )
+  figures.silent.push({ name: 'longest', value: steady.gapMs / 1000, target: { value: 10 } })
   say('messages', perSecond(steady.messages, took))
   say(
     'cores, all server processes',
@@ -303,6 +328,12 @@ async function waitingRoom(): Promise<void> {
   const paused = await reports(all)
   say('paused: the front 3,000', percentiles(paused.statesInFront))
   say('paused: everybody', percentiles(paused.states))
+  const pausedAt = at99(paused.statesInFront)
+  figures.steady.push({
+    name: 'the front told of a pause',
+    value: pausedAt,
+    target: { value: 100 },
+  })
   await operate(port, match, 'resume')
   await sleep(5000)
 
@@ -328,6 +359,12 @@ async function waitingRoom(): Promise<void> {
   const ended = await reports(all)
   say('sold out: the front 3,000', percentiles(ended.endsInFront))
   say('sold out: everybody', percentiles(ended.ends))
+  const endedAt = at99(ended.ends)
+  figures.change.push({
+    name: 'the waiting room: sold out',
+    value: endedAt,
+    target: { value: 1500 },
+  })
 
   for (const crowd of all) crowd.child.kill('SIGKILL')
   for (const child of running) child.kill('SIGTERM')
@@ -377,12 +414,16 @@ async function plain(): Promise<void> {
     `${connected} in ${((performance.now() - at) / 1000).toFixed(1)} s: ${perSecond(connected, performance.now() - at)}`,
   )
   await sleep(5000)
-  say('resident a connection', `${((sum(running.map(rssOf)) - before) / connected).toFixed(2)} kB`)
+  const perConnection = (sum(running.map(rssOf)) - before) / connected
+  say('resident a connection', `${perConnection.toFixed(2)} kB`)
+  figures.resident.push({ name: 'a plain ws server', value: perConnection, peer: true })
   await forget(all)
   const redis = new Redis(redisUrl)
   await redis.publish('plain', JSON.stringify({ type: 'sold_out', at: Date.now() }))
   await sleep(8000)
-  say('told of a single change', percentiles((await reports(all)).broadcasts))
+  const single = (await reports(all)).broadcasts
+  say('told of a single change', percentiles(single))
+  figures.change.push({ name: 'a plain ws server: one change', value: at99(single), peer: true })
   await forget(all)
   const changes = Math.min(10, seconds)
   for (let i = 0; i < changes; i++) {
@@ -467,6 +508,7 @@ try {
   if (fair > 0) await fairness()
   if (people > 0) await waitingRoom()
   if (people > 0 && !values['skip-plain']) await plain()
+  if (people > 0) noteFigures()
   if (wrong) process.exitCode = 1
 } finally {
   await cleanUp()

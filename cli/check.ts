@@ -20,6 +20,7 @@ import {
   type Setting,
 } from '../workers/config.ts'
 import { httpSettings } from '../workers/http/config.ts'
+import { openSearch } from '../workers/opensearch.ts'
 import { givenDatabase, withoutPassword } from './database.ts'
 import { jsonOption } from './jobs/options.ts'
 import { type Command, type Context, dataDirOf, Exit } from './program.ts'
@@ -36,12 +37,13 @@ export const check: Command<{ json: boolean }> = (context) => ({
   describe: 'check the settings of all workers and what they name; exit 1 tells what is wrong',
   builder: (yargs) => yargs.option('json', jsonOption),
   handler: async ({ json }) => {
-    const [database, redis, broker] = await Promise.all([
+    const [database, redis, broker, search] = await Promise.all([
       checkDatabase(context),
       checkRedis(context.env),
       checkBroker(context.env),
+      checkSearch(context.env),
     ])
-    const findings = [...checkSettings(context), ...database, ...redis, ...broker]
+    const findings = [...checkSettings(context), ...database, ...redis, ...broker, ...search]
     const wrong = findings.filter(({ good }) => !good)
     if (json) context.say(JSON.stringify({ good: wrong.length === 0, findings }, null, 2))
     else {
@@ -174,6 +176,22 @@ async function checkListener({ host, port }: { host: string; port: number }): Pr
     return { about, good: false, says: `${host}:${port} ${messageOf(error)}` }
   } finally {
     socket.destroy()
+  }
+}
+
+/** Nothing for an unset URL. */
+async function checkSearch(env: Environment): Promise<Finding[]> {
+  const url = settingOf('OPENSEARCH_URL', httpSettings.OPENSEARCH_URL, env)
+  if (url === undefined) return []
+  const alias = settingOf('OPENSEARCH_INDEX', httpSettings.OPENSEARCH_INDEX, env) ?? ''
+  const about = 'opensearch'
+  const { host } = new URL(url)
+  try {
+    const { live } = await openSearch({ url, alias, timeoutMs: connectMs }).aliases()
+    const index = live === undefined ? `no index ${alias} yet: fleet items:reindex makes it` : live
+    return [{ about, good: true, says: `${host} answers, ${index}` }]
+  } catch (error) {
+    return [{ about, good: false, says: `${host} ${messageOf(error)}` }]
   }
 }
 

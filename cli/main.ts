@@ -11,6 +11,8 @@ import { check } from './check.ts'
 import { completion, completionFlag, offer, shellInit } from './completion.ts'
 import { emailPreview } from './email/preview.ts'
 import { emailSuppress } from './email/suppress.ts'
+import { flagsList, flagsSet } from './flags.ts'
+import { itemsCommands } from './items/commands.ts'
 import { jobsCommands, jobsEpilogue } from './jobs/commands.ts'
 import { loaderCommands } from './loader/commands.ts'
 import { migrate } from './migrate.ts'
@@ -58,7 +60,10 @@ export const programs: Record<Program, readonly Entry[]> = {
     entry(bench),
     entry(emailPreview),
     entry(emailSuppress),
+    entry(flagsList),
+    entry(flagsSet),
     ...loaderCommands,
+    ...itemsCommands,
     entry(jobs),
     entry(shellInit),
     entry(completion),

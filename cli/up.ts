@@ -147,6 +147,12 @@ async function supervise(
   }
 }
 
+function consoleLine(api: string, env: Environment): string {
+  const made = join(String(env.FLEET_DATA_DIR), 'secrets', 'CONSOLE_PASSWORD')
+  const where = env.CONSOLE_PASSWORD ? 'CONSOLE_PASSWORD' : env.CONSOLE_PASSWORD_FILE || made
+  return `  console  ${api}/console  (password: ${where})`
+}
+
 function overview(
   chosen: readonly Worker[],
   env: Environment,
@@ -159,7 +165,7 @@ function overview(
   })
   const api = `http://${env.HTTP_HOST || '127.0.0.1'}:${env.HTTP_PORT || 8080}`
   if (chosen.some(({ name }) => name === 'http')) {
-    lines.push('', `  API   ${api}/api/v1`, `  docs  ${api}/docs`)
+    lines.push('', `  API   ${api}/api/v1`, `  docs  ${api}/docs`, consoleLine(api, env))
   }
   const waits = `http://${env.WAITINGROOM_HOST || '127.0.0.1'}:${env.WAITINGROOM_PORT || 8090}`
   if (chosen.some(({ name }) => name === 'waitingroom')) {

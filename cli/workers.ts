@@ -2,8 +2,10 @@
 // deployment go by, with the V8 flags each runs under.
 
 import { join } from 'node:path'
+import { alertSettings, readAlertConfig } from '../workers/alert/config.ts'
 import { ConfigError, type Environment, readConfig, type Settings } from '../workers/config.ts'
 import { emailSettings, readEmailConfig } from '../workers/email/config.ts'
+import { embedSettings, readEmbedConfig } from '../workers/embed/config.ts'
 import { expirySettings } from '../workers/expiry/config.ts'
 import { httpSettings, readHttpConfig } from '../workers/http/config.ts'
 import { inboxSettings } from '../workers/inbox/config.ts'
@@ -11,6 +13,8 @@ import { intakeSettings } from '../workers/intake/config.ts'
 import { loaderSettings, readLoaderConfig } from '../workers/loader/config.ts'
 import { outboxSettings } from '../workers/outbox/config.ts'
 import { pushSettings, readPushConfig } from '../workers/push/config.ts'
+import { searchSettings } from '../workers/search/config.ts'
+import { similarSettings } from '../workers/similar/config.ts'
 import { readWaitingroomConfig, waitingroomSettings } from '../workers/waitingroom/config.ts'
 
 export type Worker = {
@@ -100,6 +104,32 @@ export const workers: readonly Worker[] = [
     settings: waitingroomSettings,
     read: readWaitingroomConfig,
     processes: (env) => Number(env.WAITINGROOM_PROCESSES || 1),
+  },
+  {
+    name: 'search',
+    purpose: 'brings items to the search index',
+    memory: 'small',
+    settings: searchSettings,
+  },
+  {
+    name: 'embed',
+    purpose: 'has items embedded by the vendor',
+    memory: 'small',
+    settings: embedSettings,
+    read: readEmbedConfig,
+  },
+  {
+    name: 'similar',
+    purpose: 'keeps the lists of similar items',
+    memory: 'small',
+    settings: similarSettings,
+  },
+  {
+    name: 'alert',
+    purpose: 'tells people what went wrong',
+    memory: 'small',
+    settings: alertSettings,
+    read: readAlertConfig,
   },
 ]
 

@@ -1,8 +1,11 @@
 // Whoever is called over the network and is away, as rows that all instances share (`circuits`): an open circuit lets
-// nobody through until probe_at, then one caller at a time. Opening and closing are told once, whoever sees them first,
-// through `writeChange`: that is where somebody who wants to hear of it (a job, an event) is to be told.
+// nobody through until probe_at, then one caller at a time. Opening and closing are told once, whoever sees them first: in
+// that transaction the flags of the circuit are switched off and on again (db/flags.ts), and people are alerted of it.
 
 import { sql } from 'kysely'
+import { redact } from '../domain/redact.ts'
+import { sendAlerts } from './alerts.ts'
+import { disableFlags, restoreFlags } from './flags.ts'
 import type { Db, Tx } from './schema.ts'
 import { transaction } from './transaction.ts'
 
@@ -27,6 +30,15 @@ export async function readCircuits(db: Db, names: readonly string[]): Promise<Ci
   return rows
 }
 
+/** For people: every circuit that was ever open, with when it last opened; the open ones first. */
+export async function listCircuits(db: Db): Promise<(Circuit & { openedAt: Date })[]> {
+  const { rows } = await sql<Circuit & { openedAt: Date }>`
+    select name, is_open as "isOpen", why, tries, opened_at as "openedAt",
+      greatest(0, ceil(extract(epoch from probe_at - clock_timestamp()) * 1000))::float8 as "waitMs"
+    from circuits order by not is_open, name`.execute(db)
+  return rows
+}
+
 export type Opening = {
   why: string
   /** Nobody is let through for so long, by the number of vain tries before. */
@@ -39,8 +51,9 @@ export type Opening = {
 export async function openCircuit(
   db: Db,
   name: string,
-  { why, waitMs, wasProbe }: Opening,
+  { why: said, waitMs, wasProbe }: Opening,
 ): Promise<boolean> {
+  const why = readable(said)
   return await transaction(
     db,
     async (tx) => {
@@ -60,7 +73,7 @@ export async function openCircuit(
           opened_at = case when is_open then opened_at else clock_timestamp() end,
           probe_at = clock_timestamp() + ${waitMs(tries)}::float8 * interval '1 ms'
         where name = ${name}`.execute(tx)
-      if (!before.is_open) await writeChange(tx, name, circuitCodes.opened, why)
+      if (!before.is_open) await tellOpened(tx, name, why)
       return !before.is_open
     },
     { isolation: 'read committed' },
@@ -88,13 +101,50 @@ export async function closeCircuit(db: Db, name: string): Promise<number | undef
       )
       const [row] = rows
       if (row === undefined) return undefined
-      await writeChange(tx, name, circuitCodes.closed, row.why)
+      await tellClosed(tx, name, row)
       return row.seconds
     },
     { isolation: 'read committed' },
   )
 }
 
-async function writeChange(tx: Tx, name: string, code: string, why: string): Promise<void> {
-  await tx.insertInto('circuit_changes').values({ name, code, why }).execute()
+/** Of what a vendor said; an alert is read on a phone. */
+const whyMax = 500
+
+/** Without secrets, and without NUL, which Postgres does not take. */
+const readable = (text: string): string =>
+  redact(text).replaceAll('\0', '').slice(0, whyMax).toWellFormed()
+
+async function tellOpened(tx: Tx, circuit: string, reason: string): Promise<void> {
+  const at = await writeChange(tx, circuit, circuitCodes.opened, reason)
+  const flags = await disableFlags(tx, circuit, reason)
+  const told = { type: 'NotifyFlagAutoDisabled', circuit, reason, at } as const
+  await sendAlerts(
+    tx,
+    flags.map((flag) => ({ ...told, flag })),
+  )
+}
+
+async function tellClosed(
+  tx: Tx,
+  circuit: string,
+  { why, seconds }: { why: string; seconds: number },
+): Promise<void> {
+  const at = await writeChange(tx, circuit, circuitCodes.closed, why)
+  const flags = await restoreFlags(tx, circuit, 'the vendor is back')
+  const told = { type: 'NotifyFlagRecovered', circuit, seconds: Math.round(seconds), at } as const
+  await sendAlerts(
+    tx,
+    flags.map((flag) => ({ ...told, flag })),
+  )
+}
+
+/** @returns when, ISO 8601 */
+async function writeChange(tx: Tx, name: string, code: string, why: string): Promise<string> {
+  const { changed_at } = await tx
+    .insertInto('circuit_changes')
+    .values({ name, code, why })
+    .returning('changed_at')
+    .executeTakeFirstOrThrow()
+  return changed_at.toISOString()
 }

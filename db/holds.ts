@@ -31,7 +31,11 @@ export type Held = {
 
 export type HoldOutcome = Held | AppError | 'undecided'
 
-export type HoldOptions = LockOptions & { ttlSeconds: number }
+export type HoldOptions = LockOptions & {
+  ttlSeconds: number
+  /** Of somebody who has had his turn in the waiting room, and has paid. */
+  isPaid?: boolean
+}
 
 /** Takes places for each hold in order and writes their reservations and events. */
 export async function holdPlaces(
@@ -43,7 +47,8 @@ export async function holdPlaces(
   if (hall === undefined) {
     return holds.map(() => new AppError('EVENT_NOT_FOUND', `there is no event ${options.eventId}`))
   }
-  const admitted = hall.waitingRoom ? await readWindows(tx, holds, options.eventId) : undefined
+  const needsTurn = hall.waitingRoom && options.isPaid !== true
+  const admitted = needsTurn ? await readWindows(tx, holds, options.eventId) : undefined
   const wishes = holds.map((hold) =>
     admitted && !admitted.has(hold.userId)
       ? new AppError(

@@ -93,6 +93,23 @@ const rules: readonly { fault: string; query: string }[] = [
       where e.type is distinct from 'reservation.' || r.state or e.sequence <> r.version`,
   },
   {
+    fault: 'a payment whose order is not there, or not of its amount',
+    query: `
+      select p.id as row from payments p left join orders o on o.id = p.order_id
+      where p.state = 'confirmed' and (o.id is null or o.total_minor <> p.amount_minor
+        or o.currency <> p.currency)`,
+  },
+  {
+    fault: 'a payment that is due back without its one event, or an event of one that is not',
+    query: `
+      select coalesce(p.id, e.subject) as row
+      from (select id from payments where state = 'refund_due') p
+      full join (
+        select subject, count(*) as told from outbox where type = 'payment.refund_due' group by 1
+      ) e on e.subject = p.id
+      where p.id is null or e.told is distinct from 1`,
+  },
+  {
     fault: 'a stored answer 201 without its reservation, or told twice',
     query: `
       select body::jsonb ->> 'reservation_id' as row from idempotency_records

@@ -159,6 +159,15 @@ export async function listFailed(
   return rows
 }
 
+/** Those of the dead letter queues with these ids there, the latest first. By the primary key. */
+export async function readFailed(db: Db, deadIds: readonly string[]): Promise<JobRow[]> {
+  const { rows } = await sql<JobRow>`
+    select ${columns} from ${from('queued')}
+    where j.name = any(${deadNames}) and j.id = any(${[...deadIds]}::uuid[]) and ${inState.failed}
+    order by ${orders.failed}, j.id desc`.execute(db)
+  return rows
+}
+
 const inState: Record<JobState, ReturnType<typeof sql<SqlBool>>> = {
   ready: sql`j.state < 'active' and j.start_after <= clock_timestamp()`,
   delayed: sql`j.state < 'active' and j.start_after > clock_timestamp()`,

@@ -2,6 +2,7 @@
 
 import type { ColumnType, Generated, GeneratedAlways, Kysely, Transaction } from 'kysely'
 import type { CloudEvent, EventType } from '../domain/events.ts'
+import type { PaceState } from '../domain/vendorPace.ts'
 import type { QueuePhase, QueueSession, QueueStatus, WindowEnd } from '../domain/waitingroom.ts'
 
 type Made = ColumnType<Date, Date | undefined, Date>
@@ -23,6 +24,14 @@ export type QueueDoing = { active: number; handled: number; perSecond?: number }
 export type WorkerDoing = {
   queues?: Record<string, QueueDoing>
   rssBytes?: number
+}
+
+type FlagState = {
+  enabled: boolean
+  is_auto: boolean
+  changed_by: string
+  reason: string
+  changed_at: Made
 }
 
 export type Schema = {
@@ -240,6 +249,7 @@ export type Schema = {
     created_at: Made
     resolved_at: Date | null
     resolved_as: 'retried' | 'removed' | null
+    noticed_at: Date | null
   }
   paused_queues: { queue: string; paused_at: Made }
   workers: {
@@ -310,6 +320,92 @@ export type Schema = {
     code: string
     why: string
     changed_at: Made
+  }
+  items: {
+    id: string
+    title: string
+    description: Generated<string>
+    image: string | null
+    version: Generated<string>
+    content_version: BigInt
+    search: Generated<string>
+    created_at: Made
+    updated_at: Made
+  }
+  item_spaces: {
+    id: GeneratedAlways<number>
+    model: string
+    dimensions: number
+    generation: Generated<number>
+    centre: Buffer | null
+    centred_on: Generated<number>
+    next_generation: number | null
+    next_centre: Buffer | null
+    created_at: Made
+  }
+  item_embeddings: {
+    item_id: string
+    space_id: number
+    content_version: BigInt
+    vector: Buffer
+    applied_no: string | null
+    whole: Generated<boolean>
+    embedded_at: Made
+  }
+  item_codes: {
+    space_id: number
+    generation: number
+    item_id: string
+    code: string
+    reach: Generated<number>
+  }
+  item_neighbours: { item_id: string; other_id: string; score: number }
+  item_turns: { is_only: Generated<boolean>; no: BigInt }
+  vendor_limits: { name: string; state: Json<PaceState> }
+  item_rebuilds: {
+    target: string
+    index_name: string
+    after: string | null
+    done: Generated<number>
+    total: number
+    owner: string
+    started_at: Made
+    seen_at: Made
+  }
+  operator_actions: {
+    id: string
+    at: Made
+    who: string
+    address: string
+    session: string
+    action: string
+    subject: string
+    detail: Json<Record<string, unknown>>
+    state: Generated<'running' | 'done' | 'failed' | 'stopped'>
+    total: number | null
+    looked: Generated<number>
+    done: Generated<number>
+    cursor: string | null
+    outcome: string | null
+    seen_at: Made
+    finished_at: Date | null
+  }
+  ended_sessions: { id: string; expires_at: Date }
+  flags: FlagState & { name: string }
+  flag_changes: FlagState & { id: GeneratedAlways<string>; name: string }
+  dead_letter_notices: { queue: string; told_at: Date }
+  rests: { name: string; until_at: Date }
+  payments: {
+    provider: string
+    id: string
+    state: 'confirmed' | 'refund_due' | 'failed'
+    reservation_id: string
+    amount_minor: BigInt | null
+    currency: string | null
+    order_id: string | null
+    reason: string | null
+    cancelled: Generated<boolean>
+    settled_at: Made
   }
 }
 

@@ -5,6 +5,7 @@ import { sql } from 'kysely'
 import type { QueueName } from '../domain/queues.ts'
 import { newIds } from './ids.ts'
 import type { Db, Tx } from './schema.ts'
+import { wakeAfterCommit } from './wake.ts'
 
 export type NewJob = {
   /** A second job with the same id in its queue is not made: what is sent again under one id is sent once. */
@@ -29,4 +30,23 @@ export async function sendJobs(
       ${jobs.map(({ data }) => JSON.stringify(data))}::text[],
       ${jobs.map(({ delayMs = 0 }) => delayMs)}::float8[],
       ${jobs.map(({ priority = 0 }) => priority)}::int[], ${named})`.execute(on)
+}
+
+/** For whoever has no `Jobs` at hand: in a transaction of transaction(), after which waiting workers are woken. */
+export async function sendInTransaction(
+  tx: Tx,
+  queue: QueueName,
+  jobs: readonly NewJob[],
+): Promise<void> {
+  if (jobs.length === 0) return
+  await sendJobs(tx, queue, jobs)
+  wakeAfterCommit(tx, queue)
+}
+
+/** Until a moment, by Postgres's clock, ms; 0: it is past. */
+export async function readDelayMs(tx: Tx, at: string): Promise<number> {
+  const { rows } = await sql<{ ms: number }>`
+    select greatest(0, extract(epoch from ${at}::timestamptz - clock_timestamp()) * 1000)::float8
+      as ms`.execute(tx)
+  return rows[0]?.ms ?? 0
 }

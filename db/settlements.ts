@@ -117,6 +117,11 @@ export async function cancelReservations(
   return await free(tx, locked, 'cancelled', changes)
 }
 
+/** Frees the places of a locked reservation whose time is over, and that the sweep has not come by. */
+export async function expireReservation(tx: Tx, reservation: Reservation): Promise<void> {
+  await free(tx, [reservation], 'expired')
+}
+
 async function free(
   tx: Tx,
   locked: (Reservation | AppError)[],

@@ -163,3 +163,44 @@ export async function noteLastSeat(db: Db, matchId: string, lastSeat: number): P
     .where('last_seat', '<', lastSeat)
     .execute()
 }
+
+export type RoomOverview = {
+  matchId: string
+  /** Of the event. */
+  name: string
+  phase: QueuePhase
+  status: QueueStatus
+  ratePerMinute: number
+  capacity: number
+  /** The newest number given; about a second old where Redis keeps the places. */
+  lastSeat: number
+  openWindows: number
+  /** Turns given in the last five minutes, a minute. */
+  pacePerMinute: number
+  /** Places that Postgres keeps: none of a room that Redis keeps. */
+  places: number
+  reason: string | null
+  openedAt: Date | null
+  closedAt: Date | null
+}
+
+/** For people: the live rooms first, then the latest. By turns_unfreed, turns_settled and the primary keys. */
+export async function readRoomOverviews(db: Db, max: number): Promise<RoomOverview[]> {
+  const { rows } = await sql<RoomOverview>`
+    select w.match_id as "matchId", coalesce(e.name, '-') as name, w.phase, w.status,
+      w.rate_per_minute as "ratePerMinute", w.capacity, w.last_seat as "lastSeat",
+      t.open as "openWindows", t.recent / 5.0::float8 as "pacePerMinute", p.places, w.reason,
+      w.opened_at as "openedAt", w.closed_at as "closedAt"
+    from (
+      select * from waiting_rooms order by status = 'closed', created_at desc limit ${max}) w
+    left join events e on e.id = w.match_id
+    cross join lateral (
+      select count(*) filter (where state = 'open')::int as open,
+        count(*) filter (where granted_at > clock_timestamp() - interval '5 minutes')::int as recent
+      from turns where match_id = w.match_id
+        and (not freed or settled_at > clock_timestamp() - interval '5 minutes')) t
+    cross join lateral (
+      select count(*)::int as places from waiting_places where match_id = w.match_id) p
+    order by w.status = 'closed', w.created_at desc`.execute(db)
+  return rows
+}

@@ -95,5 +95,6 @@ export const subscriptions: Readonly<Partial<Record<QueueName, readonly EventTyp
     'queue.turn_granted',
     'queue.expired',
     'queue.position_update',
+    'payment.webhook',
   ],
 }

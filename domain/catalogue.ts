@@ -2,7 +2,7 @@
 // Fields may be added to a type, never taken away or changed: a reader lets pass what it does not know. The inbox checks
 // what comes against these (domain/schema.ts), and docs/events/ has them for others (cli/exportSchemas.ts).
 
-import type { EventType } from './events.ts'
+import { type EventType, paymentOutcomes, refundReasons } from './events.ts'
 
 const id = { type: 'string', minLength: 1, maxLength: 200 } as const
 const uuid = {
@@ -69,6 +69,9 @@ const ticket = {
 const place = { match_id: id, user_id: id } as const
 const placeRequired = ['match_id', 'user_id'] as const
 
+const provider = { const: 'stripe' } as const
+const payment = { provider, payment_id: id, reservation_id: id } as const
+
 /** Of `data`. */
 export const dataSchemas = {
   'reservation.held': {
@@ -129,6 +132,26 @@ export const dataSchemas = {
       estimated_wait_minutes: { type: 'integer', minimum: 0 },
     },
   },
+  'payment.webhook': {
+    type: 'object',
+    required: ['provider', 'payment_id', 'reservation_id', 'outcome', 'webhook_id', 'webhook_type'],
+    properties: {
+      ...payment,
+      outcome: { enum: paymentOutcomes },
+      total: money,
+      webhook_id: id,
+      webhook_type: id,
+    },
+  },
+  'payment.refund_due': {
+    type: 'object',
+    required: ['provider', 'payment_id', 'reservation_id', 'total', 'reason'],
+    properties: {
+      ...payment,
+      total: money,
+      reason: { enum: refundReasons },
+    },
+  },
 } as const satisfies Record<EventType, object>
 
 const purposes: Record<EventType, string> = {
@@ -142,6 +165,10 @@ const purposes: Record<EventType, string> = {
   'queue.turn_granted':
     'A user may buy, until expires_at. Neither the event nor checkout_url has the token that lets him.',
   'queue.expired': 'The place of a user in a waiting room, or his time to buy, is over.',
+  'payment.webhook':
+    'What a payment provider said of a payment. Whether it is paid, or due back, is told by later events.',
+  'payment.refund_due':
+    'Money was taken and nothing is given for it: pay it back. Subject: the payment; once for each.',
   'queue.position_update': 'Where a user who is not connected stands in a waiting room.',
 }
 

@@ -3,7 +3,7 @@
 
 import type { Money } from './events.ts'
 
-/** What is sold, and when: every template has it. */
+/** What is sold, and when: every template that goes to a buyer has it. */
 type EventValues = {
   event_name: string
   /** ISO 8601. */
@@ -29,6 +29,8 @@ export type EmailTemplates = {
     /** ISO 8601; left out: until the event. */
     expires_at?: string
   }
+  /** To those who run the fleet; of no event. */
+  alert: { title: string; facts: { label: string; value: string }[] }
 }
 
 export type EmailTemplate = keyof EmailTemplates
@@ -56,6 +58,7 @@ export const emailTemplates: readonly EmailTemplate[] = [
   'order_confirmation',
   'ticket_delivery',
   'quota_invitation',
+  'alert',
 ]
 
 /** Characters of one value, and entries of one list: what is longer is no name and no order. */
@@ -98,6 +101,10 @@ export function decodeEmailJob(data: unknown): EmailJob {
   }
   if (job.created_at !== undefined) time(job, 'created_at', 'created_at')
   const values = record(job.payload, 'payload')
+  if (job.template === 'alert') {
+    checkAlert(values)
+    return data as EmailJob
+  }
   text(values, 'event_name')
   time(values, 'starts_at')
   if (values.time_zone !== undefined && !isTimeZone(values.time_zone)) {
@@ -109,6 +116,15 @@ export function decodeEmailJob(data: unknown): EmailJob {
     if (values.expires_at !== undefined) time(values, 'expires_at')
   } else checkOrder(values, job.template === 'ticket_delivery')
   return data as EmailJob
+}
+
+function checkAlert(values: Record<string, unknown>): void {
+  text(values, 'title')
+  for (const one of list(values, 'facts')) {
+    const fact = record(one, 'payload.facts[]')
+    text(fact, 'label', 'payload.facts[].label')
+    text(fact, 'value', 'payload.facts[].value')
+  }
 }
 
 function checkOrder(values: Record<string, unknown>, hasTickets: boolean): void {

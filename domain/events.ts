@@ -38,6 +38,37 @@ export type QuotaData = {
   /** Left out: until the event. */
   expires_at?: string
 }
+
+export const paymentOutcomes = ['paid', 'failed'] as const
+
+/** What a provider said of a payment, as far as it matters to us. */
+export type PaymentData = {
+  provider: 'stripe'
+  payment_id: string
+  outcome: (typeof paymentOutcomes)[number]
+  /** As the payment's metadata has it: whether there is one is found out later. */
+  reservation_id: string
+  /** Of what was paid. */
+  total?: Money
+}
+
+export const refundReasons = [
+  'unknown_reservation',
+  'wrong_amount',
+  'paid_already',
+  'cancelled',
+  'places_gone',
+] as const
+export type RefundReason = (typeof refundReasons)[number]
+
+export type RefundData = {
+  provider: 'stripe'
+  payment_id: string
+  reservation_id: string
+  total: Money
+  reason: RefundReason
+}
+
 export type QueueData = { match_id: string; user_id: string }
 
 export type EventData = {
@@ -59,6 +90,10 @@ export type EventData = {
   'queue.expired': QueueData & { reason: string }
   /** Of somebody near the front who is not connected. Subject: `<match>:<seat>:position`. */
   'queue.position_update': QueueData & { position: number; estimated_wait_minutes: number }
+  /** Subject: the provider's id of its event. */
+  'payment.webhook': PaymentData & { webhook_id: string; webhook_type: string }
+  /** Money was taken, and nothing is given for it: it is to be paid back, once. Subject: the payment. */
+  'payment.refund_due': RefundData
 }
 
 export type EventType = keyof EventData

@@ -3,7 +3,18 @@
 
 import { type JobSchedule, jobSchedules } from './retries.ts'
 
-export type QueueName = 'commands' | 'outbox' | 'inbox' | 'email' | 'push' | 'push:priority'
+export type QueueName =
+  | 'commands'
+  | 'outbox'
+  | 'inbox'
+  | 'email'
+  | 'push'
+  | 'push:priority'
+  | 'alert'
+  | 'search'
+  | 'embed'
+  | 'similar'
+  | 'payments'
 
 export type Queue = {
   name: QueueName
@@ -73,6 +84,43 @@ export const queues: readonly Queue[] = [
     name: 'push:priority',
     purpose: 'push messages that overtake those of the queue push',
     retry: 'notification',
+    expireInSeconds: 120,
+    keepFinished: true,
+  },
+  {
+    name: 'alert',
+    purpose: 'alerts for people: Slack and e-mail',
+    retry: 'notification',
+    expireInSeconds: 60,
+    keepFinished: true,
+  },
+  {
+    name: 'search',
+    purpose: 'IndexItem: what changed about an item, to the search index',
+    retry: 'background',
+    expireInSeconds: 120,
+    keepFinished: false,
+  },
+  {
+    name: 'embed',
+    purpose: 'EmbedItem: an item, to the embedding vendor',
+    retry: 'background',
+    // A call may take a minute, and waits for its turn before.
+    expireInSeconds: 180,
+    keepFinished: true,
+  },
+  {
+    name: 'similar',
+    purpose: 'RecomputeSimilar: whom an item is like, and who is like it',
+    retry: 'background',
+    expireInSeconds: 120,
+    keepFinished: false,
+  },
+  {
+    name: 'payments',
+    purpose:
+      'payments that came or failed: each confirms or cancels its reservation, or is due back',
+    retry: 'background',
     expireInSeconds: 120,
     keepFinished: true,
   },

@@ -5,6 +5,7 @@
 export type Schema = {
   readonly type?: 'object' | 'array' | 'string' | 'integer'
   readonly const?: string
+  readonly enum?: readonly string[]
   readonly required?: readonly string[]
   readonly properties?: Readonly<Record<string, Schema>>
   readonly items?: Schema
@@ -25,6 +26,9 @@ export function faultOf(schema: Schema, value: unknown, place = ''): string | un
   const { type } = schema
   const wrong = (right: string) => `${place || 'the value'} must be ${right}`
   if (schema.const !== undefined && value !== schema.const) return wrong(`"${schema.const}"`)
+  if (schema.enum !== undefined && !schema.enum.includes(value as string)) {
+    return wrong(`one of ${schema.enum.join(', ')}`)
+  }
   if (type === 'object')
     return isObject(value) ? inObject(schema, value, place) : wrong('an object')
   if (type === 'array') return Array.isArray(value) ? inList(schema, value, place) : wrong('a list')

@@ -8,9 +8,11 @@ import { openLimits } from '../db/limits.ts'
 import { type Database, openDatabase } from '../db/open.ts'
 import { openAuth } from '../workers/auth.ts'
 import { createCommands } from '../workers/http/commands.ts'
+import { findInPostgres } from '../workers/http/found.ts'
 import { createServer, type ServerParts } from '../workers/http/server.ts'
 
 export const internalSecret = 'a secret for internal programs'
+export const consolePassword = 'a password for the console'
 
 export const newKey = (): string => randomUUID().replaceAll('-', '')
 
@@ -28,6 +30,11 @@ const unlimited = {
   HTTP_REQUEST_TIMEOUT: 30,
   TRUSTED_PROXIES: undefined,
   MAILGUN_SIGNING_KEY: undefined,
+  CONSOLE_PASSWORD: consolePassword,
+  REDIS_URL: undefined,
+  WAITINGROOM_URL: undefined,
+  WAITINGROOM_PORT: 8090,
+  STRIPE_WEBHOOK_SECRET: undefined,
 }
 
 /** No limits unless given; `over` replaces parts. */
@@ -55,6 +62,7 @@ export async function openApi(
     limits: openLimits(db),
     config: { ...unlimited, ...limits },
     run: commands.run,
+    found: findInPostgres(db),
     ...over,
   })
   await app.ready()

@@ -253,6 +253,7 @@ describe('the settings', () => {
   const base = {
     DATABASE_URL: 'postgres://localhost/x',
     INTERNAL_AUTH_SECRET: 'sixteen characters',
+    CONSOLE_PASSWORD: 'sixteen characters',
   }
   const faults = (env: Record<string, string>): string[] => {
     try {

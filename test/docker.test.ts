@@ -149,6 +149,7 @@ describe('the image', () => {
       METRICS_PORT: '',
       INTERNAL_AUTH_SECRET: 'sixteen characters and more',
       QUEUE_TOKEN_SECRET: 'sixteen characters and more',
+      CONSOLE_PASSWORD: 'sixteen characters and more',
       AUTH_MODE: 'jwt',
       JWT_ISSUER: 'https://issuer.example',
       JWT_AUDIENCE: 'tickets',

@@ -79,7 +79,8 @@ Order 0190a1b2-0000-7000-8000-000000000001
     for (const template of emailTemplates) {
       for (const locale of ['en', 'de', 'de-AT', 'hr', 'ja', 'ja-JP']) {
         const quota = { quota_id: 'q-1', expires_at: '2026-12-24T18:00:00Z' }
-        const job = mailJob(template, { locale, tickets, ...quota } as never)
+        const alert = { title: 'the mail is away', facts: [{ label: 'Why', value: '503' }] }
+        const job = mailJob(template, { locale, tickets, ...quota, ...alert } as never)
         const { subject, text, html, language } = render(job)
         assert.equal(language, locale.slice(0, 2))
         for (const part of [subject, text, html]) {
@@ -89,7 +90,7 @@ Order 0190a1b2-0000-7000-8000-000000000001
         seen.add(`${language} ${subject}`)
       }
     }
-    assert.equal(seen.size, 12)
+    assert.equal(seen.size, 16)
   })
 
   test('counts tickets as the language does', () => {

@@ -161,7 +161,7 @@ describe('the email worker', () => {
     assert.equal(sent.length, 3)
     assert.deepEqual((await dead()).sort(), [
       '550 no such user ***@***',
-      'the payload cannot be read: template must be one of order_confirmation, ticket_delivery, quota_invitation',
+      'the payload cannot be read: template must be one of order_confirmation, ticket_delivery, quota_invitation, alert',
     ])
   })
 

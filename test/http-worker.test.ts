@@ -23,6 +23,7 @@ describe('the http worker', () => {
     const worker = startWorker('http', database.url, [], {
       HTTP_PORT: '0',
       INTERNAL_AUTH_SECRET: secret,
+      CONSOLE_PASSWORD: secret,
       ...env,
     })
     return { worker, base: await listening(worker) }
@@ -122,8 +123,13 @@ describe('the http worker', () => {
     assert.equal(await exited(worker), 78)
     assert.match(worker.output(), /RESERVATION_TTL must be a whole number/)
     assert.match(worker.output(), /INTERNAL_AUTH_SECRET must have at least 16/)
+    assert.match(worker.output(), /CONSOLE_PASSWORD is not set/)
     assert.doesNotMatch(worker.output(), /short/)
-    const mock = { NODE_ENV: 'production', INTERNAL_AUTH_SECRET: secret }
+    const mock = {
+      NODE_ENV: 'production',
+      INTERNAL_AUTH_SECRET: secret,
+      CONSOLE_PASSWORD: secret,
+    }
     const second = startWorker('http', database.url, [], mock)
     assert.equal(await exited(second), 78)
     assert.match(second.output(), /AUTH_MODE mock is refused/)
@@ -135,6 +141,7 @@ describe('the http worker', () => {
     const second = startWorker('http', database.url, [], {
       HTTP_PORT: port,
       INTERNAL_AUTH_SECRET: secret,
+      CONSOLE_PASSWORD: secret,
     })
     assert.equal(await exited(second), 1)
     assert.match(

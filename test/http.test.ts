@@ -863,6 +863,11 @@ describe('the description', () => {
         '/api/v1/commands/{id}',
         '/api/v1/events/',
         '/api/v1/events/{id}',
+        '/api/v1/items/',
+        '/api/v1/items/{id}',
+        '/api/v1/items/{id}/similar',
+        '/api/v1/jobs/{queue}',
+        '/api/v1/jobs/{queue}/{id}',
         '/api/v1/quotas/',
         '/api/v1/reservations/',
         '/api/v1/reservations/{id}',
@@ -870,6 +875,7 @@ describe('the description', () => {
         '/api/v1/reservations/{id}/confirm',
         '/api/v1/users/{id}',
         '/api/v1/webhooks/mailgun/',
+        '/api/v1/webhooks/stripe/',
       ].map((path) => path.replace(/\/$/, '')),
     )
     const { post } = json.paths['/api/v1/reservations']

@@ -128,7 +128,10 @@ describe('the inbox', () => {
         order by data->>'template'`.execute(fresh.db)
       return rows
     }
-    const queueEvent = <T extends EventType>(type: T, data: EventData[T]) => ({
+    const queueEvent = <T extends Extract<EventType, `queue.${string}`>>(
+      type: T,
+      data: EventData[T],
+    ) => ({
       ...envelope(),
       subject: `match-1/${data.user_id}`,
       type,

@@ -558,7 +558,7 @@ test('in a shell: the TAB key completes failed:show past its colon', async () =>
   const script = `${shellLines(cli)}
     COMP_LINE='jobs failed:s' COMP_POINT=13; COMP_WORDBREAKS=' :'
     _flotilla; echo "\${COMPREPLY[@]}"
-    COMP_LINE='fleet jobs list e' COMP_POINT=17
+    COMP_LINE='fleet jobs list ema' COMP_POINT=19
     _flotilla; echo "\${COMPREPLY[@]}"`
   const env = { PATH: process.env.PATH }
   const out = await new Promise<string>((resolve, reject) => {

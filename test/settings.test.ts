@@ -40,7 +40,7 @@ test('what tells people of a setting elsewhere names one that there is', () => {
   const names = new Set<string>([...listed.map(({ name }) => name), ...errorCodes])
   // Of Postgres, npm, Node, the tests and the tools around; and the forms that stand for names.
   const others =
-    /^(FLOTILLA_|TEST_|PG|NODE_(COMPILE|OPTIONS)|NAME_FILE|NAME$|SASO_|GOMAXPROCS|MALLOC_ARENA_MAX)/
+    /^(FLOTILLA_|TEST_|PG|NODE_(COMPILE|OPTIONS)|NAME_FILE|NAME$|SASO_|SO_|GOMAXPROCS|MALLOC_ARENA_MAX)/
   for (const page of globSync('{README,AGENTS,docs/*}.md', { cwd: root })) {
     const text = readFileSync(join(root, page), 'utf8')
     for (const [, name = ''] of text.matchAll(/`([A-Z][A-Z0-9]*_[A-Z0-9_]+)(?:=[^`]*)?`/g)) {

@@ -11,7 +11,7 @@ export type Breaker = {
   failed(error: unknown): void
 }
 
-export type Breakers = (dependency: 'redis' | 'postgres') => Breaker
+export type Breakers = (dependency: 'redis' | 'postgres' | 'opensearch') => Breaker
 
 /** Breakers that log one line a change and show as `fallback_active` and `fallbacks_total`. */
 export function createBreakers(options: {

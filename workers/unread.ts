@@ -1,7 +1,7 @@
 // What is kept of a message that nobody could read, as the payload of a dead job: the message itself where it is an
 // object of JSON, so that `jobs failed:retry` means it, or what it was as text or base64, cut.
 
-import { unstorable } from './storable.ts'
+import { unstorable } from '../domain/storable.ts'
 
 /** Larger ones are kept as their beginning: a dead letter queue is no place for a gigabyte. */
 const keptMax = 256 * 1024

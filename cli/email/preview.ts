@@ -116,6 +116,14 @@ function sample(template: EmailTemplate, locale: string): EmailJob {
       quota_id: '0190a1b2-7c3d-7e4f-8a5b-6c7d8e9f0a3c',
       expires_at: '2027-04-24T21:59:00.000Z',
     },
+    alert: {
+      title: 'mail_mailgun was switched off: email:mailgun is away',
+      facts: [
+        { label: 'Why', value: 'HTTP 503 <html>…' },
+        { label: 'At', value: '2027-03-01T09:59:58.123Z' },
+      ],
+      locale,
+    },
   }
   return {
     job_id: 'preview',

@@ -33,16 +33,29 @@ export type Tab = {
   becomes(expression: string): Promise<void>
   /** With the network, or without. */
   online(is: boolean): Promise<void>
-  /** What the page wrote to its console as an error, and what it threw. */
+  /** What the page threw, and what of it the page's own policy refused. */
   errors: string[]
+  /** What dialogs said; each is closed at once. */
+  dialogs: string[]
+  /** Another page in the same tab, until it is loaded. */
+  goto(url: string): Promise<void>
+  /** What happens next is not over before the next page is loaded. */
+  leaves(act: () => Promise<unknown>): Promise<void>
+  /** From the next page on. */
+  view(view: View): Promise<void>
+  /** A PNG of the whole page. */
+  screenshot(): Promise<Buffer>
   close(): Promise<void>
 }
+
+export type View = { width?: number; height?: number; dark?: boolean; scripts?: boolean }
 
 export type Chromium = {
   /** @param first a script that runs before the page's own */
   open(url: string, first?: string): Promise<Tab>
 }
 
+type LogEntry = { source: string; text: string }
 type Reply = { id?: number; method?: string; params?: Record<string, never>; result?: never }
 
 export async function startChromium(): Promise<Chromium> {
@@ -83,8 +96,7 @@ export async function startChromium(): Promise<Chromium> {
       const target = (await made.json()) as { id: string; webSocketDebuggerUrl: string }
       const tab = await attach(target.webSocketDebuggerUrl)
       if (first) await tab.send('Page.addScriptToEvaluateOnNewDocument', { source: first })
-      await tab.send('Page.navigate', { url })
-      await until(async () => (await tab.evaluate('document.readyState')) === 'complete')
+      await tab.goto(url)
       return {
         ...tab,
         async close() {
@@ -110,11 +122,21 @@ async function attach(url: string) {
   await once(socket, 'open')
   const waiting = new Map<number, (result: unknown) => void>()
   const errors: string[] = []
+  const dialogs: string[] = []
+  let loads = 0
   let last = 0
   socket.addEventListener('message', ({ data }) => {
     const { id, method, params, result } = JSON.parse(data) as Reply
     if (id !== undefined) waiting.get(id)?.(result)
     else if (method === 'Runtime.exceptionThrown') errors.push(JSON.stringify(params))
+    else if (method === 'Page.loadEventFired') loads++
+    else if (method === 'Page.javascriptDialogOpening') {
+      dialogs.push(JSON.stringify(params))
+      send('Page.handleJavaScriptDialog', { accept: false })
+    } else if (method === 'Log.entryAdded') {
+      const { source, text } = (params as unknown as { entry: LogEntry }).entry
+      if (source === 'security') errors.push(text)
+    }
   })
   const send = <T>(method: string, params: object = {}) => {
     const id = ++last
@@ -124,20 +146,41 @@ async function attach(url: string) {
   await send('Page.enable')
   await send('Runtime.enable')
   await send('Network.enable')
+  await send('Log.enable')
 
   async function evaluate<T>(expression: string): Promise<T> {
     const given = { expression, returnByValue: true, awaitPromise: true }
     const { result } = await send<{ result: { value: T } }>('Runtime.evaluate', given)
     return result?.value
   }
+  async function leaves(act: () => Promise<unknown>): Promise<void> {
+    const before = loads
+    await act()
+    await until(() => loads > before)
+  }
   return {
     send,
     evaluate,
+    leaves,
+    goto: (url: string) => leaves(() => send('Page.navigate', { url })),
+    async view({ width = 1280, height = 900, dark = false, scripts = true }: View) {
+      const size = { width, height, deviceScaleFactor: 1, mobile: width < 600 }
+      await send('Emulation.setDeviceMetricsOverride', size)
+      const features = [{ name: 'prefers-color-scheme', value: dark ? 'dark' : 'light' }]
+      await send('Emulation.setEmulatedMedia', { features })
+      await send('Emulation.setScriptExecutionDisabled', { value: !scripts })
+    },
+    async screenshot() {
+      const given = { format: 'png', captureBeyondViewport: true }
+      const { data } = await send<{ data: string }>('Page.captureScreenshot', given)
+      return Buffer.from(data, 'base64')
+    },
     becomes: (expression: string) => until(() => evaluate<boolean>(`Boolean(${expression})`)),
     async online(is: boolean) {
       const speed = { latency: 0, downloadThroughput: -1, uploadThroughput: -1 }
       await send('Network.emulateNetworkConditions', { offline: !is, ...speed })
     },
     errors,
+    dialogs,
   }
 }

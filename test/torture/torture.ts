@@ -105,6 +105,7 @@ async function runIn(
 const environment = (url: string, secret: string) => ({
   DATABASE_URL: url,
   INTERNAL_AUTH_SECRET: secret,
+  CONSOLE_PASSWORD: secret,
   NODE_ENV: 'development',
   AUTH_MODE: 'mock',
   EMAIL_PROVIDER: 'log',

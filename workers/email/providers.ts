@@ -1,6 +1,7 @@
 // The providers in their order, and which of them are away. One that fails several times in a row, or says that it will
 // have nothing for a while, has its circuit opened for all instances (db/circuits.ts); then the next in the list takes
-// over, or, when there is none, nothing is claimed any more. From time to time one mail tries it out.
+// over, or, when there is none, nothing is claimed any more. From time to time one mail tries it out; not one whose flag a
+// person has switched off (domain/flags.ts).
 
 import {
   circuitCodes,
@@ -9,6 +10,7 @@ import {
   readCircuits,
   takeProbe,
 } from '../../db/circuits.ts'
+import { circuitsSwitchedOff } from '../../db/flags.ts'
 import type { Db } from '../../db/schema.ts'
 import type { Worker } from '../worker.ts'
 import type { EmailProvider } from './provider.ts'
@@ -55,6 +57,9 @@ const waits = { first: 5000, most: 60_000 }
 
 type State = { failures: number; isOpen: boolean; tryAt: number }
 
+/** Of one that a person has switched off: each look puts it off again. */
+const switchedOffMs = 60_000
+
 const circuitOf = (name: string): string => `email:${name}`
 
 export function createProviders(options: ProvidersOptions): Providers {
@@ -90,16 +95,15 @@ export function createProviders(options: ProvidersOptions): Providers {
   }
 
   async function refresh(): Promise<number> {
-    const circuits = await readCircuits(
-      db,
-      providers.map(({ name }) => circuitOf(name)),
-    )
-    for (const { name, isOpen, waitMs: ms } of circuits) {
-      const provider = providers.find((one) => circuitOf(one.name) === name)
-      if (provider === undefined) continue
-      const state = stateOf(provider)
-      if (isOpen) set(provider, true, performance.now() + ms)
-      else if (state.isOpen) set(provider, false, 0)
+    const names = providers.map(({ name }) => circuitOf(name))
+    const switchedOff = await circuitsSwitchedOff(db, names)
+    const circuits = new Map((await readCircuits(db, names)).map((one) => [one.name, one]))
+    for (const provider of providers) {
+      const name = circuitOf(provider.name)
+      const circuit = circuits.get(name)
+      if (switchedOff.has(name)) set(provider, true, performance.now() + switchedOffMs)
+      else if (circuit?.isOpen) set(provider, true, performance.now() + circuit.waitMs)
+      else if (stateOf(provider).isOpen) set(provider, false, 0)
     }
     return 0
   }

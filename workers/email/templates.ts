@@ -108,8 +108,23 @@ type View = {
   count: number
 }
 
+type AlertJob = Extract<EmailJob, { template: 'alert' }>
+
 /** Every field a template names is there: a missing one is an error (strict), not a gap in a mail. */
-function toView({ payload, template }: EmailJob, words: Words, locale: string): View {
+const toView = (job: EmailJob, words: Words, locale: string): View =>
+  job.template === 'alert' ? alertView(job) : eventView(job, words, locale)
+
+function alertView({ payload: { title, facts } }: AlertJob): View {
+  const rows = toRows(facts.map(({ label, value }) => [oneLine(label), oneLine(value)] as const))
+  const values = { title: oneLine(title) }
+  return { event_name: '', when: '', tickets: [], values, count: 1, rows }
+}
+
+function eventView(
+  { payload, template }: Exclude<EmailJob, AlertJob>,
+  words: Words,
+  locale: string,
+): View {
   const { starts_at, time_zone, quantity } = payload
   const event_name = oneLine(payload.event_name)
   const when = formatTime(starts_at, locale, time_zone)

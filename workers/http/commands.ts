@@ -5,19 +5,30 @@
 import { analyzeSeats, createEvent, type NewEvent } from '../../db/events.ts'
 import { createGroup, createLanes } from '../../db/group.ts'
 import { type Held, type Hold, holdPlaces } from '../../db/holds.ts'
+import { createItem, type ItemContent, putItem } from '../../db/items.ts'
 import { confirmReservations, type Order } from '../../db/orders.ts'
 import { createQuota, type NewQuota } from '../../db/quotas.ts'
 import { type Receipt, ReceiptTaken, readReceipt, saveReceipts } from '../../db/receipts.ts'
 import { type Reservation, type ReservationBody, toBody } from '../../db/reservations.ts'
 import type { Db, Tx } from '../../db/schema.ts'
+import { readDelayMs, sendInTransaction } from '../../db/sends.ts'
 import { type Change, cancelReservations } from '../../db/settlements.ts'
 import { CommitUnknown, isConnectionLost, transaction } from '../../db/transaction.ts'
 import { isStanding, standingEventsOf, takeTurns } from '../../db/turns.ts'
 import { type PutUser, putUser } from '../../db/users.ts'
 import { AppError } from '../../domain/errors.ts'
 import type { StoredResponse } from '../../domain/idempotency.ts'
+import type { QueueName } from '../../domain/queues.ts'
 import { json, problem } from '../problem.ts'
 import { withSpan } from '../trace.ts'
+
+type AskedJob = {
+  id: string
+  data: object
+  priority: number
+  /** ISO 8601; left out: now. */
+  startAfter?: string
+}
 
 type Requested = { requestId?: string | undefined; traceparent?: string | undefined }
 
@@ -27,6 +38,9 @@ export type Command =
   | ({ name: 'createEvent'; event: NewEvent } & Requested)
   | ({ name: 'createQuota'; quota: NewQuota } & Requested)
   | ({ name: 'putUser' } & PutUser & Requested)
+  | ({ name: 'createItem'; item: ItemContent } & Requested)
+  | ({ name: 'putItem'; itemId: string; item: ItemContent } & Requested)
+  | ({ name: 'enqueueJob'; queue: QueueName; job: AskedJob } & Requested)
 
 export type Commands = {
   /**
@@ -129,10 +143,12 @@ export function createCommands(options: CommandOptions): Commands {
     task: Task<Command>,
     effect: (tx: Tx) => Promise<T | AppError>,
     body: (made: T) => object,
+    location?: string,
   ) {
     return transaction(db, async (tx) => {
       const made = await effect(tx)
-      const answer = respond(made, body, task.command.name === 'putUser' ? 200 : 201)
+      const decided = respond(made, body, statusOf[task.command.name] ?? 201)
+      const answer = location ? { ...decided, headers: { ...decided.headers, location } } : decided
       await saveAnswers(tx, [task], [answer])
       return answer
     })
@@ -168,6 +184,27 @@ export function createCommands(options: CommandOptions): Commands {
           (tx) => putUser(tx, command),
           (user) => user,
         )
+      case 'createItem':
+        return await single(
+          { command, receipt },
+          (tx) => createItem(tx, command.item, command),
+          (item) => item,
+        )
+      case 'putItem':
+        return await single(
+          { command, receipt },
+          (tx) => putItem(tx, command.itemId, command.item, command),
+          (item) => item,
+        )
+      case 'enqueueJob': {
+        const { queue, job } = command
+        return await single(
+          { command, receipt },
+          (tx) => enqueueJob(tx, queue, job),
+          () => ({ job_id: job.id, queue }),
+          `/api/v1/jobs/${queue}/${job.id}`,
+        )
+      }
     }
   }
 
@@ -188,6 +225,18 @@ export function createCommands(options: CommandOptions): Commands {
         runOnce({ ...command, traceparent: span.traceparent }, receipt),
       ),
   }
+}
+
+const statusOf: Partial<Record<Command['name'], number>> = {
+  putUser: 200,
+  putItem: 200,
+  enqueueJob: 202,
+}
+
+async function enqueueJob(tx: Tx, queue: QueueName, job: AskedJob): Promise<void> {
+  const { id, data, priority, startAfter } = job
+  const delayMs = startAfter === undefined ? 0 : await readDelayMs(tx, startAfter)
+  await sendInTransaction(tx, queue, [{ id, data, priority, delayMs }])
 }
 
 /** Another transaction answered this request, or ours did and the connection broke: the receipt knows. */

@@ -6,13 +6,16 @@ import {
   ConfigError,
   commonSettings,
   type Environment,
+  generatedSecret,
   int,
   readConfig,
   requiredText,
   type Setting,
   text,
+  url,
   type Values,
 } from '../config.ts'
+import { openSearchSettings } from '../openSearchSettings.ts'
 
 /** What Postgres's integer holds. */
 const perMinuteMax = 2_147_483_647
@@ -45,6 +48,22 @@ export const httpSettings = {
     doc: 'Mailgun’s webhook signing key; unset: its webhooks are not taken',
     secret: true,
   }),
+  ...openSearchSettings,
+  CONSOLE_PASSWORD: generatedSecret({ doc: 'what lets people into /console' }),
+  WAITINGROOM_URL: url({
+    doc: 'where people reach the waiting room, for links; unset: the Host of the request, WAITINGROOM_PORT',
+    schemes: ['http', 'https'],
+  }),
+  WAITINGROOM_PORT: int({
+    doc: 'port of the waiting room, for links',
+    fallback: 8090,
+    max: 65535,
+  }),
+  STRIPE_WEBHOOK_SECRET: {
+    doc: 'signing secret of Stripe’s webhook endpoint; several in a comma list while one is exchanged; unset: its webhooks are not taken',
+    secret: true,
+    parse: signingSecrets,
+  } satisfies Setting<string[]> as Setting<string[] | undefined>,
   HTTP_REQUEST_TIMEOUT: int({
     doc: 'how long a client may take to send one request, s',
     fallback: 30,
@@ -52,6 +71,13 @@ export const httpSettings = {
     max: 600,
   }),
 } as const
+
+/** Stripe's begin with whsec_; with a short one anybody could sign. */
+function signingSecrets(value: string): string[] {
+  const secrets = value.split(',').map((secret) => secret.trim())
+  if (secrets.every((secret) => secret.length >= 16)) return secrets
+  throw new Error('must be a secret of at least 16 characters, or several in a comma list')
+}
 
 export type HttpConfig = Values<typeof httpSettings>
 

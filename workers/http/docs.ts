@@ -28,7 +28,9 @@ const openapi = {
   tags: [
     { name: 'events', description: 'what is sold' },
     { name: 'reservations', description: 'holds of seats, and what becomes of them' },
+    { name: 'items', description: 'what is offered besides, found by words and by likeness' },
     { name: 'users', description: 'where notifications go' },
+    { name: 'jobs', description: 'jobs made by internal programs' },
     { name: 'webhooks', description: 'what providers tell of their own accord' },
     { name: 'commands', description: 'the outcome of writes asked for with Prefer: respond-async' },
   ],

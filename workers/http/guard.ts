@@ -33,6 +33,8 @@ declare module 'fastify' {
     keyed?: boolean
     /** What a malformed id in the path is answered with. */
     notFound?: ErrorCode
+    /** The text of the body is kept, as whoever signed it sent it. */
+    keepsText?: boolean
     /** Codes the route may answer with besides the general ones; for the OpenAPI page. */
     problems?: readonly ErrorCode[]
   }
@@ -41,6 +43,8 @@ declare module 'fastify' {
     caller: Caller
     /** The Idempotency-Key of a keyed route. */
     key: string
+    /** Of the body, where the route keeps it. */
+    text: string | undefined
     /** Its piece of the trace it belongs to, if any. */
     span: Span
     /** Why the body is not JSON, and the text it was. */

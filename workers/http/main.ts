@@ -5,6 +5,7 @@ import { openAuth } from '../auth.ts'
 import { main } from '../worker.ts'
 import { createCommands } from './commands.ts'
 import { readHttpConfig } from './config.ts'
+import { openItemsFound } from './found.ts'
 import { commandPass } from './later.ts'
 import { createHttpMetrics } from './metrics.ts'
 import { createServer, listen } from './server.ts'
@@ -23,7 +24,8 @@ await main({
     const stores = await openStores(database, config.REDIS_URL, log)
     const { onAnswer, onGroup } = createHttpMetrics()
     const commands = createCommands({ db, ttlSeconds: config.RESERVATION_TTL, onGroup })
-    const shared = { ...stores, ...commands, config, db, jobs, log }
+    const found = openItemsFound(db, config, stores.breakers)
+    const shared = { ...stores, ...commands, config, db, jobs, log, found }
     const auth = await openAuth(config)
     const app = await createServer({ ...shared, auth, onAnswer })
     await listen(app, config)

@@ -3,6 +3,7 @@
 // through TypeBox's Static: its builder would cost the process 20 MB at run time.
 
 import type { Static } from 'typebox'
+import { descriptionMax, imageDataMax, similarMax, titleMax } from '../../domain/items.ts'
 import { capacityMax, quantityMax } from '../../domain/seats.ts'
 
 const uuidPattern = '^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$'
@@ -176,6 +177,89 @@ export type NewQuotaBody = {
 }
 export const quotaCreated = { type: 'object', properties: { quota_id: uuid } } as const
 
+export const newItem = {
+  type: 'object',
+  additionalProperties: false,
+  required: ['title'],
+  properties: {
+    title: line(titleMax, `a title of 1 to ${titleMax} visible characters`),
+    description: {
+      type: 'string',
+      maxLength: descriptionMax,
+      // Lines and tabs, but no other control characters.
+      pattern: '^(?:[^\\p{Cc}\\p{Cs}]|[\\t\\n\\r])*$',
+      description: `a text of ${descriptionMax} characters at most`,
+    },
+    image: {
+      type: 'string',
+      minLength: 1,
+      maxLength: imageDataMax,
+      description: 'an https URL, or a data: URL such as data:image/png;base64,…',
+    },
+  },
+} as const
+export type NewItemBody = { title: string; description?: string; image?: string }
+export const itemChanged = {
+  type: 'object',
+  properties: {
+    item_id: uuid,
+    version: { type: 'integer', description: 'grows with each change' },
+  },
+} as const
+
+const itemProperties = {
+  item_id: uuid,
+  title: { type: 'string' },
+  description: { type: 'string' },
+  image: { type: 'string', description: 'in lists only one that is a URL' },
+  version: { type: 'integer' },
+  embedded: { type: 'boolean', description: 'whether it was embedded as it is now' },
+  created_at: time,
+  updated_at: time,
+} as const
+export const item = { type: 'object', properties: itemProperties } as const
+export const itemList = {
+  type: 'object',
+  properties: { items: { type: 'array', items: item } },
+} as const
+export const similarItems = {
+  type: 'object',
+  properties: {
+    items: {
+      type: 'array',
+      items: {
+        type: 'object',
+        properties: {
+          ...itemProperties,
+          score: { type: 'number', description: 'the cosine of the two embeddings; 1: the same' },
+        },
+      },
+    },
+  },
+} as const
+
+/** A text, as all in a query is. */
+const number = (pattern: string, description: string) =>
+  ({ type: 'string', pattern, description }) as const
+
+export const itemQuery = {
+  type: 'object',
+  additionalProperties: false,
+  required: ['q'],
+  properties: {
+    q: line(200, 'words to look for: 1 to 200 visible characters'),
+    limit: number('^([1-9]|[1-4][0-9]|50)$', 'a whole number from 1 to 50; 20 when left out'),
+    offset: number('^([0-9]|[1-9][0-9]{1,2}|1000)$', 'a whole number from 0 to 1000'),
+  },
+} as const
+export const similarQuery = {
+  type: 'object',
+  additionalProperties: false,
+  properties: {
+    limit: number(`^([1-9]|1[0-9]|${similarMax})$`, `a whole number from 1 to ${similarMax}`),
+  },
+} as const
+
 /** Mailgun may add fields. */
 export const mailgunWebhook = {
   type: 'object',
@@ -266,4 +350,70 @@ export const commandPending = {
 export const commandAccepted = {
   type: 'object',
   properties: { command_id: uuid, status: { type: 'string', enum: ['pending'] } },
+} as const
+
+/** https://docs.stripe.com/api/events/object: what it has besides is not looked at. */
+export const stripeWebhook = {
+  type: 'object',
+  required: ['id', 'type', 'data'],
+  properties: {
+    id: { type: 'string', pattern: '^[\\x21-\\x7e]{1,200}$' },
+    type: { type: 'string', pattern: '^[a-z0-9_.]{1,100}$' },
+    data: {
+      type: 'object',
+      required: ['object'],
+      properties: { object: { type: 'object' } },
+    },
+  },
+} as const
+
+export const queueParams = {
+  type: 'object',
+  required: ['queue'],
+  properties: { queue: { type: 'string' } },
+} as const
+
+export const newJob = {
+  type: 'object',
+  additionalProperties: false,
+  required: ['data'],
+  properties: {
+    data: { type: 'object', description: 'what the worker of the queue takes' },
+    job_id: uuid,
+    priority: whole(0, 1_000_000),
+    start_after: { ...time, description: 'a time such as 2027-01-31T20:00:00Z' },
+  },
+} as const
+export type NewJobBody = Static<typeof newJob>
+
+export const jobParams = {
+  type: 'object',
+  required: ['queue', 'id'],
+  properties: { queue: { type: 'string' }, id: uuid },
+} as const
+
+export const job = {
+  type: 'object',
+  required: ['job_id', 'queue', 'state', 'attempts', 'attempts_max', 'created_at', 'due_at'],
+  properties: {
+    job_id: uuid,
+    queue: { type: 'string' },
+    state: {
+      type: 'string',
+      enum: ['ready', 'delayed', 'active', 'failed', 'finished'],
+      description: 'failed: it is in the dead letter queue',
+    },
+    attempts: { type: 'integer' },
+    attempts_max: { type: 'integer' },
+    created_at: time,
+    due_at: time,
+    finished_at: time,
+    error: { type: 'string', description: 'of the last attempt that failed' },
+  },
+} as const
+
+export const jobAccepted = {
+  type: 'object',
+  required: ['job_id', 'queue'],
+  properties: { job_id: uuid, queue: { type: 'string' } },
 } as const

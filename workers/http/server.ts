@@ -16,28 +16,37 @@ import { AppError } from '../../domain/errors.ts'
 import { notFound, problem, toAppError } from '../problem.ts'
 import { invalid } from '../validation.ts'
 import type { HttpConfig } from './config.ts'
+import { addConsole, type ConsoleMount } from './console.ts'
 import { createGuard, type GuardParts, send } from './guard.ts'
 import { createRunLater } from './later.ts'
 import { addMethods } from './methods.ts'
 import { addOpenApi } from './openapi.ts'
 import { addCommandRoutes } from './routes/commands.ts'
 import { addEventRoutes } from './routes/events.ts'
+import { addItemRoutes, type ItemParts } from './routes/items.ts'
+import { addJobRoutes } from './routes/jobs.ts'
 import { addQuotaRoutes } from './routes/quotas.ts'
 import { addReservationRoutes } from './routes/reservations.ts'
+import { addStripeRoutes } from './routes/stripe.ts'
 import { addUserRoutes } from './routes/users.ts'
 import { addWebhookRoutes } from './routes/webhooks.ts'
 import { noBody } from './schemas.ts'
 import { traceRequests } from './trace.ts'
 
-export type ServerParts = Omit<GuardParts, 'runLater'> & {
-  config: GuardParts['config'] &
-    Pick<HttpConfig, 'TRUSTED_PROXIES' | 'HTTP_REQUEST_TIMEOUT' | 'MAILGUN_SIGNING_KEY'>
-  db: Db
-  jobs: Jobs
-  log: FastifyBaseLogger
-  /** Told of every answer: the route's pattern, never the path that was asked for. */
-  onAnswer?(method: string, route: string, status: number, seconds: number): void
-}
+export type ServerParts = Omit<GuardParts, 'runLater'> &
+  Pick<ItemParts, 'found'> & {
+    config: GuardParts['config'] &
+      Pick<
+        HttpConfig,
+        'TRUSTED_PROXIES' | 'HTTP_REQUEST_TIMEOUT' | 'MAILGUN_SIGNING_KEY' | 'STRIPE_WEBHOOK_SECRET'
+      > &
+      ConsoleMount['config']
+    db: Db
+    jobs: Jobs
+    log: FastifyBaseLogger
+    /** Told of every answer: the route's pattern, never the path that was asked for. */
+    onAnswer?(method: string, route: string, status: number, seconds: number): void
+  }
 
 export const bodyMaxBytes = 64 * 1024
 /** Of one process: far more than it can serve at once, fewer than the usual limit of descriptors, 65,536. */
@@ -93,6 +102,7 @@ export async function createServer(parts: ServerParts): Promise<FastifyInstance>
   app.decorateRequest('caller')
   app.decorateRequest('key', '')
   app.decorateRequest('unparsed')
+  app.decorateRequest('text')
   readBodies(app)
   answerErrors(app, parts)
   traceRequests(app)
@@ -117,6 +127,7 @@ export async function createServer(parts: ServerParts): Promise<FastifyInstance>
   })
 
   addOpenApi(app)
+  addConsole(app, parts)
   const methods = addMethods(app)
   await app.register(
     async (api) => {
@@ -130,8 +141,11 @@ export async function createServer(parts: ServerParts): Promise<FastifyInstance>
       addReservationRoutes(api, guard, parts)
       addUserRoutes(api, guard)
       addQuotaRoutes(api, guard)
+      addItemRoutes(api, guard, parts)
       addCommandRoutes(api, guard, parts)
+      addJobRoutes(api, guard, parts)
       addWebhookRoutes(api, parts)
+      addStripeRoutes(api, parts)
       methods.refuseOthers(api)
     },
     { prefix: '/api/v1' },
@@ -173,6 +187,7 @@ function readBodies(app: FastifyInstance): void {
           new AppError('UNSUPPORTED_MEDIA_TYPE', 'send the body without Content-Encoding'),
         )
       }
+      if (request.routeOptions.config.keepsText) request.text = text
       try {
         done(null, text === '' ? undefined : parseJson(text))
       } catch (cause) {

@@ -6,13 +6,15 @@ import { openLimits } from '../../db/limits.ts'
 import type { Database } from '../../db/open.ts'
 import type { IdempotencyStore } from '../../domain/idempotency.ts'
 import type { RateLimiter } from '../../domain/limits.ts'
-import { createBreakers } from '../breakers.ts'
+import { type Breakers, createBreakers } from '../breakers.ts'
 import type { Log } from '../log.ts'
 import { createLocalLimiter, fallbackIdempotency, fallbackLimiter } from './fallback.ts'
 
 export type Stores = {
   idempotency: IdempotencyStore
   limits: RateLimiter
+  /** For what else the shim leans on. */
+  breakers: Breakers
   /** Deletes one batch of what is over in Postgres, and says how much. */
   prune(): Promise<number>
   close(): Promise<void>
@@ -31,7 +33,7 @@ export async function openStores(
   const prune = async () => (await idempotency.prune()) + (await counts.prune())
   if (redisUrl === undefined) {
     const limits = fallbackLimiter({ tiers: [postgres], local })
-    return { idempotency, limits, prune, close: async () => {} }
+    return { idempotency, limits, breakers, prune, close: async () => {} }
   }
   const { openRedis, RedisUnavailable } = await import('../../redis/open.ts')
   const { openRedisIdempotency } = await import('../../redis/idempotency.ts')
@@ -52,6 +54,7 @@ export async function openStores(
       tiers: [{ limiter: openRedisLimits(redis), breaker }, postgres],
       local,
     }),
+    breakers,
     prune,
     close,
   }

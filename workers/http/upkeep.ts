@@ -3,6 +3,7 @@
 
 import { closeDeadCommands, pruneCommands } from '../../db/commands.ts'
 import type { Jobs } from '../../db/jobs.ts'
+import { pruneActions } from '../../db/operatorActions.ts'
 import type { Db } from '../../db/schema.ts'
 import { pruneWebhooks } from '../../db/suppressions.ts'
 import { AppError } from '../../domain/errors.ts'
@@ -22,6 +23,9 @@ export const givenUp = problem(
 /** A signature is not believed any more long before its token is forgotten. */
 const mailgunTokens = { provider: 'mailgun', keepSeconds: 4 * ageMaxSeconds }
 
+/** For as long as Stripe, or a person at its dashboard, may send one again. */
+const stripeEvents = { provider: 'stripe', keepSeconds: 30 * 86_400 }
+
 type Parts = { db: Db; stores: Stores; jobs: Jobs; worker: Worker }
 
 export const upkeepLoops = ({ db, stores, jobs, worker }: Parts): Loop[] => [
@@ -37,6 +41,10 @@ export const upkeepLoops = ({ db, stores, jobs, worker }: Parts): Loop[] => [
     name: 'http prune',
     schedule: everyMinute,
     pass: async () =>
-      (await stores.prune()) + (await pruneCommands(db)) + (await pruneWebhooks(db, mailgunTokens)),
+      (await stores.prune()) +
+      (await pruneCommands(db)) +
+      (await pruneWebhooks(db, mailgunTokens)) +
+      (await pruneWebhooks(db, stripeEvents)) +
+      (await pruneActions(db)),
   }),
 ]

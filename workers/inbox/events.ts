@@ -1,16 +1,14 @@
-// Turns events into the jobs they ask for, as pure rules: which event becomes which mail; pushes stand in pushes.ts. A
+// Turns events into the jobs they ask for, as pure rules: which event becomes which mail or payment; pushes stand in pushes.ts. A
 // job's id is made of the event's id and what it becomes, so that however the event comes a second time it asks for the
 // same job.
 
 import { v5 as uuidv5 } from 'uuid'
 import type { NewJob } from '../../db/jobs.ts'
 import type { KnownDevice, Recipient } from '../../db/users.ts'
-import { eventSchema, eventTypes } from '../../domain/catalogue.ts'
 import type { EmailJob } from '../../domain/emails.ts'
 import type { CloudEvent, EventType } from '../../domain/events.ts'
+import type { PaymentJob } from '../../domain/payments.ts'
 import type { QueueName } from '../../domain/queues.ts'
-import { faultOf, type Schema } from '../../domain/schema.ts'
-import { unstorable } from '../storable.ts'
 import { toPush } from './pushes.ts'
 
 export type Outcome = {
@@ -19,31 +17,16 @@ export type Outcome = {
   unreachable: { type: EventType; userId: string; eventId: string }[]
 }
 
-const schemas = new Map<string, Schema>(eventTypes.map((type) => [type, eventSchema(type)]))
-
-/** @throws Error when it is no CloudEvent of the catalogue: what does not fit, and where; values are not in it */
-export function decodeEvent(data: unknown): CloudEvent {
-  if (typeof data !== 'object' || data === null || Array.isArray(data)) {
-    throw new Error('an event must be an object')
-  }
-  const why = unstorable(data)
-  if (why !== undefined) throw new Error(why)
-  const { specversion, type } = data as Partial<CloudEvent>
-  if (specversion !== '1.0') throw new Error('specversion must be "1.0"')
-  const schema = typeof type === 'string' ? schemas.get(type) : undefined
-  if (schema === undefined) {
-    const named = typeof type === 'string' && /^[\w.-]{1,100}$/.test(type) ? ` "${type}"` : ''
-    throw new Error(`type${named} is not known: the catalogue has ${eventTypes.join(', ')}`)
-  }
-  const fault = faultOf(schema, data)
-  if (fault !== undefined) throw new Error(fault)
-  return data as CloudEvent
-}
-
 /** Whom the events are for. */
 export const usersOf = (events: readonly CloudEvent[]): string[] => [
-  ...new Set(events.map((event) => event.data.user_id).filter((id) => typeof id === 'string')),
+  ...new Set(events.map(userOf).filter((id) => id !== undefined)),
 ]
+
+/** Undefined: it is about no user. */
+function userOf({ data }: CloudEvent): string | undefined {
+  const { user_id: id } = data as { user_id?: unknown }
+  return typeof id === 'string' ? id : undefined
+}
 
 export function toJobs(
   events: readonly CloudEvent[],
@@ -52,15 +35,17 @@ export function toJobs(
 ): Outcome {
   const outcome: Outcome = { jobs: [], unreachable: [] }
   for (const event of events) {
-    const { user_id: userId } = event.data
+    if (event.type === 'payment.webhook') outcome.jobs.push(toPayment(event as never))
+    const userId = userOf(event)
+    if (userId === undefined) continue
     const push = toPush(event, users.get(userId), devices.get(userId) ?? [])
     if (push !== undefined) outcome.jobs.push(push)
     const email = toEmail(event)
     if (email === undefined) continue
-    const user = users.get(event.data.user_id)
+    const user = users.get(userId)
     if (!user?.email) {
       const { type, id: eventId } = event
-      outcome.unreachable.push({ type, userId: event.data.user_id, eventId })
+      outcome.unreachable.push({ type, userId, eventId })
       continue
     }
     const { template, payload } = email
@@ -80,6 +65,21 @@ export function toJobs(
     outcome.jobs.push({ queue: 'email', job: { id, data } })
   }
   return outcome
+}
+
+function toPayment({ id, requestid, traceparent, data }: CloudEvent<'payment.webhook'>) {
+  const { provider, payment_id, outcome, reservation_id, total } = data
+  const job: PaymentJob = {
+    type: 'payment',
+    provider,
+    payment_id,
+    outcome,
+    reservation_id,
+    ...(total && { total }),
+    ...(requestid !== undefined && { request_id: requestid }),
+    ...(traceparent !== undefined && { traceparent }),
+  }
+  return { queue: 'payments', job: { id: uuidv5('payment', id), data: job } } as const
 }
 
 function toEmail(event: CloudEvent): Pick<EmailJob, 'template' | 'payload'> | undefined {

@@ -1,4 +1,4 @@
-// Consumes domain events: drops those it has seen and makes jobs of the rest, for mails and pushes, a batch in one
+// Consumes domain events: drops those it has seen and makes jobs of the rest, for mails, pushes and payments, a batch in one
 // transaction (kind a) that also completes the events' own jobs. Nothing is made twice and nothing is lost, whenever it is
 // killed. What is in hand at once may be of one aggregate: its mails have no order among them.
 
@@ -8,11 +8,12 @@ import type { Db, Tx } from '../../db/schema.ts'
 import { readDevices, readRecipients } from '../../db/users.ts'
 import type { CloudEvent } from '../../domain/events.ts'
 import type { QueueName } from '../../domain/queues.ts'
+import { decodeEvent } from '../../domain/readEvent.ts'
 import { batchPass, type Traced } from '../jobs.ts'
 import type { Pass } from '../loop.ts'
 import type { Span } from '../trace.ts'
 import type { Worker } from '../worker.ts'
-import { decodeEvent, type Outcome, toJobs, usersOf } from './events.ts'
+import { type Outcome, toJobs, usersOf } from './events.ts'
 
 /** Under which name this consumer remembers what it has seen. */
 const consumer = 'notifications'

@@ -1,4 +1,4 @@
-// The inbox worker: consumes domain events and makes the jobs they ask for.
+// The inbox worker: consumes domain events, makes the jobs they ask for, and settles payments.
 
 import { openJobs } from '../../db/jobs.ts'
 import { readConfig } from '../config.ts'
@@ -9,6 +9,7 @@ import { inboxSettings } from './config.ts'
 import { createHandler, inboxPass, prunePass } from './inbox.ts'
 import { createInboxMetrics } from './metrics.ts'
 import { openConsumer } from './open.ts'
+import { paymentsPass } from './payments.ts'
 import { remoteInboxPass } from './remote.ts'
 import { openSeen } from './seen.ts'
 
@@ -34,7 +35,14 @@ await main({
       loops: [
         { name: 'inbox', pass: inboxPass(common), idleMs: config.INBOX_POLL_MS, wokenBy: 'inbox' },
         ...(remote ? [{ name: 'broker', pass: remote, idleMs: 0 }] : []),
+        {
+          name: 'payments',
+          pass: paymentsPass(common),
+          idleMs: config.INBOX_POLL_MS,
+          wokenBy: 'payments',
+        },
         recoverLoop({ jobs, queue: 'inbox', worker }),
+        recoverLoop({ jobs, queue: 'payments', worker }),
         scheduledLoop({ db, name: 'inbox prune', schedule: everyMinute, pass: prunePass(db) }),
       ],
       notReady: () => [consumer?.away()].filter((why) => why !== undefined),

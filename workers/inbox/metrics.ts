@@ -1,6 +1,7 @@
-// What the inbox tells: events by what became of them, and whether the broker brings any.
+// What the inbox tells: events and payments by what became of them, and whether the broker brings any.
 
 import { Counter, Gauge } from 'prom-client'
+import type { PaymentOutcome } from '../../db/payments.ts'
 import type { Consumer } from '../../domain/broker.ts'
 
 export function createInboxMetrics(consumer?: Pick<Consumer, 'away'>) {
@@ -16,5 +17,13 @@ export function createInboxMetrics(consumer?: Pick<Consumer, 'away'>) {
   const count = (counts: Record<string, number>) => {
     for (const [as, n] of Object.entries(counts)) events.inc({ as }, n)
   }
-  return { onProcessed: count, onCounted: count }
+  const payments = new Counter({
+    name: 'payments_settled_total',
+    help: 'Payments by what became of them; known: it was decided before',
+    labelNames: ['as'],
+  })
+  for (const as of ['confirmed', 'late', 'refund_due', 'failed', 'known']) payments.inc({ as }, 0)
+  const onPayment = (outcome: PaymentOutcome) =>
+    payments.inc({ as: outcome.is === 'confirmed' && outcome.late ? 'late' : outcome.is })
+  return { onProcessed: count, onCounted: count, onPayment }
 }

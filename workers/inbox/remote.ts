@@ -12,11 +12,11 @@ import type { Db } from '../../db/schema.ts'
 import { CommitUnknown, isConnectionLost, transaction } from '../../db/transaction.ts'
 import type { Consumer, Delivery, Seen } from '../../domain/broker.ts'
 import type { CloudEvent } from '../../domain/events.ts'
+import { decodeEvent } from '../../domain/readEvent.ts'
 import type { Pass } from '../loop.ts'
 import { beginSpanBy, messaging, type Span } from '../trace.ts'
 import { bytesOf, keptOf } from '../unread.ts'
 import type { Worker } from '../worker.ts'
-import { decodeEvent } from './events.ts'
 import { type Handler, underSpan } from './inbox.ts'
 
 export type RemoteInboxOptions = {

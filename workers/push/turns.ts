@@ -22,11 +22,11 @@ const pauseMs = 10
 /** While the tokens cannot be asked for. */
 const troubleMs = 1000
 /** More are asked for when those at hand end so soon: none of the rate is lost on the way to the database. */
-const aheadMs = 30
+const aheadMs = 80
 /** At once: what waits in another process finds some as well. */
 const wantMax = 50
 /** A token whose moment was missed by more would make another second too full. */
-const lateMaxMs = 200
+const lateMaxMs = 60
 /** Of so many tokens one is the others'. */
 const othersShare = 10
 
