@@ -205,7 +205,10 @@ describe('while the schema grows', () => {
     const workers = start(tree, url, data, all)
     const [http] = workers as [WorkerProcess]
     const address = () => /listening at (http:[^"]+)"/.exec(http.output())?.[1]
-    await until(() => address() !== undefined)
+    await until(() => {
+      assert.equal(http.process.exitCode, null, http.output())
+      return address() !== undefined
+    })
     const alive = async () =>
       (await sql<{ name: string }>`select distinct name from workers`.execute(db)).rows.length
     await until(async () => (await alive()) === all.length)
