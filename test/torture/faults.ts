@@ -37,6 +37,8 @@ const rabbitCrashed = 'RabbitMQ crashed'
 /** Says in a few words what it did; undefined: there was nobody to hit just now. */
 type Fault = { name: string; strike(): Promise<string | undefined> }
 
+/** Faults between two tries of one that found nobody. */
+const againAfter = 3
 const pauseMs = { least: 500, most: 2000 }
 const freezeMs = { least: 1000, most: 6000 }
 
@@ -55,7 +57,8 @@ export function createFaults(victims: Victims, dice: Dice, told: (line: string) 
       const { name } = fault
       const what = await fault.strike()
       if (what === undefined) {
-        hand.push(fault)
+        // Soon again: it may be just starting.
+        hand.splice(againAfter, 0, fault)
         continue
       }
       counts.set(name, (counts.get(name) ?? 0) + 1)
@@ -81,9 +84,11 @@ function createDeck(
   frozen: Map<number, Promise<void>>,
 ): Fault[] {
   const find = (name: string): (Running & { at: string }) | undefined => {
-    const machine = dice.pick(machines)
-    const found = machine.running().find((one) => one.name === name)
-    return found && { ...found, at: machine.name }
+    const found = machines.flatMap((machine) => {
+      const one = machine.running().find((running) => running.name === name)
+      return one ? [{ ...one, at: machine.name }] : []
+    })
+    return found.length > 0 ? dice.pick(found) : undefined
   }
 
   const hit = (name: string, signal: NodeJS.Signals): Fault => ({
