@@ -52,7 +52,7 @@ type Unnoticed = { count: number; error: string | null; at: Date }
 
 /**
  * What a person has dealt with already is no news. A mail with an alert that could not be sent makes no further alert, which
- * would be sent as a mail.
+ * would be sent as a mail; nor does an alert of alerts that Slack refused, which went to Slack.
  */
 async function takeUnnoticed(tx: Tx, queue: string): Promise<Unnoticed> {
   const { rows } = await sql<Unnoticed>`
@@ -65,10 +65,11 @@ async function takeUnnoticed(tx: Tx, queue: string): Promise<Unnoticed> {
       where n.resolved_at is null and not exists (
         select from pgboss.job d
         where d.name = ${deadLetterOf(queue)} and d.id = n.dead_job_id
-          and d.data->>'type' = 'email' and d.data->>'template' = 'alert')
+          and (d.data->>'type' = 'email' and d.data->>'template' = 'alert'
+            or d.data->>'type' = 'NotifyDeadLetters' and d.data->>'queue' = 'alert'))
     )
     select count(*)::int as count, max(created_at) as at,
-      left((array_agg(errors order by created_at desc))[1]->-1->>'message', 500) as error
+      left((select errors from news order by created_at desc limit 1)->-1->>'message', 500) as error
     from news`.execute(tx)
   return rows[0] as Unnoticed
 }

@@ -28,7 +28,8 @@ export type PaymentOutcome =
 type Decided = Exclude<PaymentOutcome, { is: 'known' }>
 
 /**
- * Settles each, in their order, all in one transaction.
+ * Settles all in one transaction: by reservation, so that two who settle, or confirm, do not wait for each other in a
+ * ring, and those of one reservation in the order given. The outcomes stand as the payments do.
  * @throws AppError LOCK_TIMEOUT: nothing was decided
  */
 export async function settlePayments(
@@ -40,9 +41,15 @@ export async function settlePayments(
   return await transaction(db, async (tx) => {
     await takeTurns(tx, standing)
     const outcomes: PaymentOutcome[] = []
-    for (const payment of payments) outcomes.push(await settlePayment(tx, payment))
+    for (const i of byReservation(payments)) outcomes[i] = await settlePayment(tx, payments[i]!)
     return outcomes
   })
+}
+
+/** Where they stand, sorted; of equals the first first. */
+function byReservation(payments: readonly PaymentJob[]): number[] {
+  const ids = payments.map(({ reservation_id: id }) => id.toLowerCase())
+  return [...ids.keys()].sort((a, b) => (ids[a]! < ids[b]! ? -1 : ids[a]! > ids[b]! ? 1 : a - b))
 }
 
 const isUuid = (text: string): boolean =>

@@ -94,7 +94,8 @@ type Settled = Row & { state: WindowEnd }
 
 /**
  * Ends the windows of those who have ordered, and those whose time is over: with a hold, or an order, the turn was used.
- * Looks through turns_unfreed, orders_user and reservations_user.
+ * The batch is of those that end: were it of those that are open, a thousand who do not buy would hold up all behind them.
+ * Looks through turns_unfreed, orders_user and reservations_user; whoever is locked is passed over, so any order will do.
  * @returns how many ended
  */
 export async function settleTurns(db: Db, matchId: string, batchMax = 1000): Promise<number> {
@@ -103,20 +104,23 @@ export async function settleTurns(db: Db, matchId: string, batchMax = 1000): Pro
     async (tx) => {
       await readByKey(tx)
       const { rows } = await sql<Settled>`
-        with open as materialized (
-          select t.seat, t.user_id, t.granted_at, t.expires_at <= clock_timestamp() as over
-          from turns t where t.match_id = ${matchId} and not t.freed and t.state = 'open'
-          order by t.seat limit ${batchMax} for update skip locked),
+        with ended as materialized (
+          select t.seat, t.user_id, t.granted_at from turns t
+          where t.match_id = ${matchId} and not t.freed and t.state = 'open'
+            and (t.expires_at <= clock_timestamp() or exists (
+              select from orders r where r.user_id = t.user_id
+                and r.event_id = ${matchId} and r.created_at >= t.granted_at))
+          limit ${batchMax} for update of t skip locked),
         judged as materialized (
-          select o.*, exists (select from orders r where r.user_id = o.user_id
-              and r.event_id = ${matchId} and r.created_at >= o.granted_at) as ordered,
-            o.over and exists (select from reservations r where r.user_id = o.user_id
-              and r.event_id = ${matchId} and r.created_at >= o.granted_at) as held
-          from open o)
+          select e.seat, exists (select from orders r where r.user_id = e.user_id
+              and r.event_id = ${matchId} and r.created_at >= e.granted_at)
+            or exists (select from reservations r where r.user_id = e.user_id
+              and r.event_id = ${matchId} and r.created_at >= e.granted_at) as used
+          from ended e)
         update turns t set settled_at = clock_timestamp(),
-          state = case when j.ordered or j.held then 'used' else 'window_timeout' end
+          state = case when j.used then 'used' else 'window_timeout' end
         from judged j
-        where (j.over or j.ordered) and t.match_id = ${matchId} and t.seat = j.seat
+        where t.match_id = ${matchId} and t.seat = j.seat
         returning t.seat, t.user_id, t.session_token, t.expires_at, t.state`.execute(tx)
       await closeWindows(tx, matchId, rows)
       return rows.length

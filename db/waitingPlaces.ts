@@ -372,13 +372,15 @@ async function letIn(
   count: number,
   windowSeconds: number,
 ): Promise<PurchaseWindow[]> {
-  const { rows } = await sql<{ user_id: string; seat: number }>`
+  const { rows } = await sql<{ user_id: string; seat: number; score: string }>`
     delete from waiting_places p using (
       select user_id from waiting_places where match_id = ${matchId} order by score limit ${count}
     ) f
     where p.match_id = ${matchId} and p.user_id = f.user_id
     returning p.user_id, p.seat, p.score`.execute(tx)
-  const turns = rows.map(({ user_id, seat }) => ({
+  // What a DELETE returns is in no order.
+  const inOrder = rows.toSorted((a, b) => Number(a.score) - Number(b.score))
+  const turns = inOrder.map(({ user_id, seat }) => ({
     seat,
     userId: user_id,
     sessionToken: randomBytes(16).toString('base64url'),

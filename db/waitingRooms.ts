@@ -93,12 +93,19 @@ export async function readRoom(on: Db | Tx, matchId: string): Promise<WaitingRoo
   return row && toRoom(row)
 }
 
-/** Those that are not closed, and those whose last purchase windows are still open. */
+/** A sale may go on while the event does. */
+const goesOnHours = 24
+
+/**
+ * Those that are not closed, and those whose last purchase windows are still open. Nobody closes a queue that did not sell
+ * out: it is over a day after its event began, and is alive again for as long as somebody asks for it.
+ */
 export async function readLiveRooms(db: Db): Promise<string[]> {
   const { rows } = await sql<{ match_id: string }>`
-    select match_id from waiting_rooms w
-    where status <> 'closed' or exists (select from turns t where t.match_id = w.match_id and not freed)
-    order by match_id`.execute(db)
+    select w.match_id from waiting_rooms w join events e on e.id = w.match_id
+    where (w.status <> 'closed' and e.starts_at > clock_timestamp() - ${goesOnHours} * interval '1 hour')
+      or exists (select from turns t where t.match_id = w.match_id and not t.freed)
+    order by w.match_id`.execute(db)
   return rows.map((row) => row.match_id)
 }
 

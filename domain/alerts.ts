@@ -127,7 +127,7 @@ export type Channel = 'slack' | 'email'
  */
 export function channelsFor(alert: Alert, there: readonly Channel[]): readonly Channel[] {
   if (alert.type !== 'NotifyDeadLetters') return there
-  const { queue } = alert
-  if (queue === 'alert') return there.filter((channel) => channel !== 'slack')
-  return queue === 'email' && there.includes('slack') ? ['slack'] : there
+  const broken = ({ alert: 'slack', email: 'email' } as Record<string, Channel>)[alert.queue]
+  const others = there.filter((channel) => channel !== broken)
+  return others.length > 0 ? others : there
 }

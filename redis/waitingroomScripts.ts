@@ -97,6 +97,7 @@ redis.call('hset', meta, unpack(ARGV, 2))
 if redis.call('hget', meta, 'status') == 'closed' then
   redis.call('unlink', queue, seats, seen, left, told)
   redis.call('hset', meta, 'total_size', 0)
+  redis.call('expire', log, 86400)
 end
 noteState()
 return 1`

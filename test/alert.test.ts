@@ -156,7 +156,7 @@ describe('an alert', () => {
     assert.deepEqual(channelsFor(letters('email'), both), ['slack'])
     assert.deepEqual(channelsFor(letters('email'), ['email']), ['email'])
     assert.deepEqual(channelsFor(letters('alert'), both), ['email'])
-    assert.deepEqual(channelsFor(letters('alert'), ['slack']), [])
+    assert.deepEqual(channelsFor(letters('alert'), ['slack']), ['slack'])
   })
 
   test('is one line a fact, however long and wild', () => {
@@ -288,11 +288,15 @@ describe('dead letters', () => {
       db,
     )
     await bury(db, 'email', 1, { data: { type: 'email', template: 'alert' } })
+    await bury(db, 'alert', 1, { data: letters('alert') })
     assert.equal(await notice(), 0)
     await bury(db, 'email', 1, { data: { type: 'email', template: 'ticket_delivery' } })
     assert.equal(await notice(), 1)
+    const made = (await alertsMade()).filter(
+      (one) => one.type === 'NotifyDeadLetters' && one.queue === 'email',
+    )
     assert.deepEqual(
-      (await alertsMade()).map((one) => one.type === 'NotifyDeadLetters' && one.count),
+      made.map((one) => one.type === 'NotifyDeadLetters' && one.count),
       [1],
     )
   })

@@ -233,11 +233,17 @@ describe('failures in the console', () => {
       await who.post('failures/do', { do: 'remove-all' }),
       await who.post('failures/do', { do: 'remove-all', until: 'now()' }),
       await who.post('failures/do', { do: 'drop' }),
+      // Errors are kept without it, and what was asked for is kept: it is no place for it.
+      await who.post('failures/ask', { do: 'retry-all', text: 'anna@example.org' }),
+      await who.post('failures/do', { do: 'retry-all', text: 'anna@example.org', until: '1' }),
     ]
     assert.deepEqual(
       wrong.map(({ status }) => status),
-      [400, 400, 400, 404, 400, 400, 400],
+      [400, 400, 400, 404, 400, 400, 400, 400, 400],
     )
+    const kept = await sql`select from operator_actions
+      where detail::text || subject like '%anna%'`.execute(api.db)
+    assert.equal(kept.rows.length, 0)
     const unknown = await who.post('failures/ask', { do: 'retry', id: randomUUID() })
     assert.match((await follow(who, unknown)).text, /Retried 0 jobs; 1 was gone already/)
     assert.equal(await failed(), 1)

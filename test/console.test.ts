@@ -7,6 +7,7 @@ import { dirname, join } from 'node:path'
 import { after, before, describe, test } from 'node:test'
 import { sql } from 'kysely'
 import { listActions, pruneActions } from '../db/operatorActions.ts'
+import { readPaused } from '../db/pauses.ts'
 import { openSessions, sessionSeconds } from '../workers/http/console/session.ts'
 import { type Api, consolePassword, openApi, unreachableDatabase } from './api.ts'
 import { follow, visitor } from './consoles.ts'
@@ -62,6 +63,8 @@ describe('the console', () => {
       '/consoles',
       'javascript:alert(1)',
       '/console/../docs\r\nx: y',
+      '/console/../docs',
+      '/console/%2e%2e/docs',
     ]) {
       const seen = await stranger().post('login', { password: consolePassword, to })
       assert.equal(seen.to, '/console', to)
@@ -283,6 +286,23 @@ describe('the console', () => {
     await sql`update ended_sessions set expires_at = now() - interval '1 s'`.execute(api.db)
     assert.ok((await pruneActions(api.db)) > 5)
     assert.deepEqual(await listActions(api.db, 4, undefined), [])
+  })
+
+  test('does not say of a change that was made that it failed', async () => {
+    const who = await operator()
+    await sql`create function refuse() returns trigger language plpgsql as
+      $$ begin raise exception 'no'; end $$`.execute(api.db)
+    await sql`create trigger refuse before update on operator_actions for each row
+      when (new.state = 'done') execute function refuse()`.execute(api.db)
+    try {
+      assert.equal((await who.post('queues/do', { queue: 'push', do: 'pause' })).status, 500)
+    } finally {
+      await sql`drop function refuse() cascade`.execute(api.db)
+    }
+    assert.ok((await readPaused(api.db)).has('push'))
+    const [row] = await listActions(api.db, 1, undefined)
+    assert.deepEqual([row?.action, row?.state], ['queue.pause', 'running'])
+    await who.post('queues/do', { queue: 'push', do: 'resume' })
   })
 
   test('says that the database is away, and comes back with it', async () => {

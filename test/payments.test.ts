@@ -9,8 +9,9 @@ import { sql } from 'kysely'
 import { openJobs } from '../db/jobs.ts'
 import { auditLedger } from '../db/ledger.ts'
 import { relayEvents } from '../db/outbox.ts'
+import { settlePayments } from '../db/payments.ts'
 import { expireReservations } from '../db/settlements.ts'
-import { decodePayment, readStripeEvent } from '../domain/payments.ts'
+import { decodePayment, type PaymentJob, readStripeEvent } from '../domain/payments.ts'
 import { stripeSignatureFault } from '../workers/http/stripeSignature.ts'
 import { inboxPass } from '../workers/inbox/inbox.ts'
 import { paymentsPass } from '../workers/inbox/payments.ts'
@@ -378,6 +379,56 @@ describe('a payment', () => {
     assert.deepEqual(await refunds(), expected)
     assert.equal(await orderCount(), 1)
     assert.equal(await stateOf(held), 'held')
+  })
+
+  test('whose places are in dispute waits, and no attempt is spent', async () => {
+    const reservation = await hold(await api.makeEvent())
+    await sql`create function dispute() returns trigger language plpgsql as
+      $$ begin raise exception 'in dispute' using errcode = '40001'; end $$`.execute(db)
+    await sql`create trigger dispute before insert on payments execute function dispute()`.execute(
+      db,
+    )
+    const waiting = async () =>
+      (
+        await sql<{ attempts: number }>`select retry_count as attempts from ${everyJob}
+          where name = 'payments' and start_after > created_on`.execute(db)
+      ).rows
+    try {
+      await post(intentEvent('succeeded', { payment: newPayment(), reservation }))
+      await settleOnce()
+      await until(async () => (await waiting()).length === 1)
+      const failures = await countOf(sql`select count(*)::int as n from job_errors`)
+      assert.deepEqual([await waiting(), failures], [[{ attempts: 0 }], 0])
+    } finally {
+      await sql`drop function dispute() cascade`.execute(db)
+    }
+    await settle()
+    assert.deepEqual([await orderCount(), await refunds()], [1, []])
+  })
+
+  test('is settled with others in the order of the reservations, and told of in that of the payments', async () => {
+    const eventId = await api.makeEvent()
+    const one = await hold(eventId, { seats: ['A-1-1'] })
+    const two = await hold(eventId, { seats: ['A-1-2'] })
+    const paid = (reservation_id: string, amount_minor: number): PaymentJob => ({
+      type: 'payment',
+      provider: 'stripe',
+      payment_id: newPayment(),
+      outcome: 'paid',
+      reservation_id,
+      total: { amount_minor, currency: 'EUR' },
+    })
+    const outcomes = await settlePayments(db, [paid(two, 2500), paid(one, 1), paid(one, 2500)])
+    assert.deepEqual(
+      outcomes.map(({ is }) => is),
+      ['confirmed', 'refund_due', 'confirmed'],
+    )
+    const { rows } = await sql<{ reservation_id: string }>`
+      select reservation_id from payments order by settled_at`.execute(db)
+    assert.deepEqual(
+      rows.map((row) => row.reservation_id),
+      [one, one, two],
+    )
   })
 
   test('of what was confirmed without one pays for that', async () => {

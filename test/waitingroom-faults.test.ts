@@ -4,12 +4,14 @@
 
 import assert from 'node:assert/strict'
 import { before, describe, test } from 'node:test'
+import { setTimeout as sleep } from 'node:timers/promises'
 import { sql } from 'kysely'
 import { pino } from 'pino'
 import { recordTurns } from '../db/queueTurns.ts'
 import type { QueueStore } from '../domain/waitingroom.ts'
 import { openRedis } from '../redis/open.ts'
 import { openRedisWaitingroom } from '../redis/waitingroom.ts'
+import { createRooms } from '../workers/waitingroom/rooms.ts'
 import { openStore } from '../workers/waitingroom/store.ts'
 import { needs, type TestDatabase, testDatabase } from './database.ts'
 import { startRedis, withoutRedisServer } from './servers/redis.ts'
@@ -244,4 +246,49 @@ test('while Postgres is away nobody is told of a turn, and all is as it should b
   for (const { socket } of [first, ...people]) socket.close()
   await room.kill()
   await real.close()
+})
+
+test('a change that cannot be taken in at once does not end the process, and is taken in a second later', async () => {
+  const { db } = await testDatabase()
+  const log = pino({ level: 'silent' })
+  const store = await openStore({
+    db,
+    redisUrl: undefined,
+    log,
+    windowSeconds: 60,
+    persistenceSeconds: 60,
+  })
+  let call: (matchId: string | undefined) => void = () => {}
+  let fault: Error | undefined
+  const listener = { onTurn() {}, onWindowOver() {}, onState() {}, onMoved() {}, onReload() {} }
+  const rooms = createRooms({
+    db,
+    listener,
+    ratePerMinute: 600,
+    capacity: 10,
+    store: {
+      ...store,
+      onChange: (listener) => {
+        call = listener
+      },
+      changes: (matchId, n) => (fault ? Promise.reject(fault) : store.changes(matchId, n)),
+    },
+  })
+  const matchId = await makeMatch(db)
+  const room = await rooms.get(matchId)
+  const unhandled: unknown[] = []
+  const note = (error: unknown) => unhandled.push(error)
+  process.on('unhandledRejection', note)
+  fault = new Error('the database refuses a statement')
+  await store.join(matchId, 'a')
+  call(matchId)
+  call(undefined)
+  await sleep(50)
+  process.off('unhandledRejection', note)
+  assert.deepEqual(unhandled, [])
+  await assert.rejects(rooms.syncAll(), fault)
+  fault = undefined
+  await rooms.syncAll()
+  assert.equal(room.line.size, 1)
+  await store.close()
 })

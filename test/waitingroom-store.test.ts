@@ -5,7 +5,7 @@ import { after, before, describe, test } from 'node:test'
 import { sql } from 'kysely'
 import { pino } from 'pino'
 import { findWindow, readEndedTurns, settleTurns } from '../db/queueTurns.ts'
-import { changeRoom } from '../db/waitingRooms.ts'
+import { changeRoom, readLiveRooms } from '../db/waitingRooms.ts'
 import type { Delta, Joined, QueueStore } from '../domain/waitingroom.ts'
 import { openRedis } from '../redis/open.ts'
 import { drawFromSeed } from '../workers/waitingroom/lot.ts'
@@ -21,6 +21,7 @@ for (const kind of ['redis', 'postgres'] as const) {
     let database: TestDatabase
     let store: QueueStore
     let closeOwn: (() => Promise<void>) | undefined
+    let life: ((matchId: string) => Promise<number>) | undefined
     let shift: (matchId: string, user: string, seconds: number) => Promise<unknown>
 
     before(async () => {
@@ -37,6 +38,7 @@ for (const kind of ['redis', 'postgres'] as const) {
       const own = openRedis({ url: redisUrl, name: 'test' })
       await own.ready()
       closeOwn = own.close
+      life = (matchId) => own.redis.ttl(`queue_log:${matchId}`)
       shift = (matchId, user, seconds) =>
         own.redis.zincrby(`queue_seen:${matchId}`, -seconds * 1000, user)
     })
@@ -236,6 +238,22 @@ for (const kind of ['redis', 'postgres'] as const) {
       assert.deepEqual([again.ticket.seat, again.isNew], [3, true])
     })
 
+    test('makes room for whoever has bought, however many before them have not', async () => {
+      const matchId = await match({ capacity: 10 })
+      const { db } = database
+      for (const user of ['a', 'b', 'c']) await store.join(matchId, user)
+      await admit(matchId, 3)
+      await sql`insert into orders (id, reservation_id, event_id, user_id, quantity, total_minor, currency)
+        values (gen_random_uuid(), gen_random_uuid(), ${matchId}, 'c', 1, 5000, 'EUR')`.execute(db)
+      // Batches of two: a and b, who are in front, are no part of them.
+      assert.equal(await settleTurns(db, matchId, 2), 1)
+      const ended = await readEndedTurns(db, matchId)
+      assert.deepEqual(
+        ended.map(({ userId, reason }) => [userId, reason]),
+        [['c', 'used']],
+      )
+    })
+
     test('is closed for good, and everybody’s place is gone', async () => {
       const matchId = await match()
       await store.join(matchId, 'a')
@@ -249,6 +267,8 @@ for (const kind of ['redis', 'postgres'] as const) {
       assert.deepEqual((await store.snapshot(matchId)).seats, [])
       await store.control(matchId, { status: 'active' })
       assert.equal((await store.join(matchId, 'b')).is, 'closed')
+      // What was told of it does not stay in Redis for ever.
+      if (life !== undefined) assert.ok((await life(matchId)) > 0)
     })
 
     test('leads from a snapshot over the steps to the same queue', async () => {
@@ -283,3 +303,45 @@ for (const kind of ['redis', 'postgres'] as const) {
     })
   })
 }
+
+test('a queue that nobody closed is over a day after its event began, when its last window is', async () => {
+  const { db } = await testDatabase()
+  const [now, old, bought] = [await makeMatch(db), await makeMatch(db), await makeMatch(db)]
+  await sql`update events set starts_at = clock_timestamp() - interval '25 hours'
+    where id in (${old}, ${bought})`.execute(db)
+  await sql`update events set starts_at = clock_timestamp() - interval '23 hours'
+    where id = ${now}`.execute(db)
+  await sql`insert into turns (match_id, seat, user_id, session_token, expires_at)
+    values (${bought}, 1, 'a', 't', clock_timestamp())`.execute(db)
+  assert.deepEqual(await readLiveRooms(db), [now, bought].sort())
+})
+
+test('on Postgres those who are let in together are let in by the line, however they are found', async () => {
+  const fresh = await testDatabase()
+  const { rows: names } = await sql<{ name: string }>`select current_database() as name`.execute(
+    fresh.db,
+  )
+  await sql`alter database ${sql.id(names[0]!.name)} set enable_nestloop = off`.execute(fresh.db)
+  const { db } = fresh.open('planned')
+  const store = await openStore({
+    db,
+    redisUrl: undefined,
+    log,
+    windowSeconds: 60,
+    persistenceSeconds: 60,
+  })
+  const matchId = await makeMatch(db)
+  await openAtOnce(db, store, matchId)
+  const users = Array.from({ length: 40 }, (_, i) => `u${i}`)
+  for (const user of users) await store.join(matchId, user)
+  // As a draw may have it: the last to come is the first.
+  await sql`update waiting_places set score = 1000 - seat`.execute(db)
+  await store.admit(matchId, { leader: 'a', want: 40 })
+  const { rows } = await sql<{ user_id: string }>`
+    select user_id from turns order by granted_at`.execute(db)
+  assert.deepEqual(
+    rows.map(({ user_id }) => user_id),
+    users.toReversed(),
+  )
+  await store.close()
+})

@@ -8,7 +8,7 @@ import type { Db } from '../../db/schema.ts'
 import { CommitUnknown, isConnectionLost } from '../../db/transaction.ts'
 import { AppError } from '../../domain/errors.ts'
 import { decodePayment, type PaymentJob } from '../../domain/payments.ts'
-import { jobPass } from '../jobs.ts'
+import { jobPass, Postpone } from '../jobs.ts'
 import type { Pass } from '../loop.ts'
 import type { Worker } from '../worker.ts'
 
@@ -21,6 +21,11 @@ export type PaymentsOptions = {
 
 /** In one transaction; each takes some round trips. */
 const groupMax = 16
+const againMs = 1000
+
+/** Its places were in dispute, or the line was long: nothing was decided, and the payment is not to blame. */
+const isCrowded = (error: unknown): error is AppError =>
+  error instanceof AppError && (error.code === 'LOCK_TIMEOUT' || error.code === 'OVERLOADED')
 
 export function paymentsPass({ db, jobs, worker, onPayment }: PaymentsOptions): Pass {
   const group = createGroup<PaymentJob, PaymentOutcome>({
@@ -40,7 +45,10 @@ export function paymentsPass({ db, jobs, worker, onPayment }: PaymentsOptions): 
     decode: decodePayment,
     handle: async ({ id: job_id, data, span }) => {
       const { traceparent = data.traceparent } = span
-      const outcome = await group.run({ ...data, ...(traceparent && { traceparent }) })
+      const payment = { ...data, ...(traceparent && { traceparent }) }
+      const outcome = await group.run(payment).catch((error) => {
+        throw isCrowded(error) ? new Postpone(againMs * (1 + Math.random()), error.message) : error
+      })
       onPayment?.(outcome)
       const { payment_id, reservation_id, request_id } = data
       const told = { job_id, payment_id, reservation_id, request_id, ...outcome }

@@ -4,7 +4,7 @@
 import type { Db } from '../../db/schema.ts'
 import { ensureRoom, readLiveRooms } from '../../db/waitingRooms.ts'
 import { AppError } from '../../domain/errors.ts'
-import { QueueAway, type QueueStore } from '../../domain/waitingroom.ts'
+import type { QueueStore } from '../../domain/waitingroom.ts'
 import { newSeed } from './lot.ts'
 import { Room, type RoomListener } from './room.ts'
 
@@ -56,11 +56,10 @@ export function createRooms(options: RoomsOptions): Rooms {
     return begun
   }
 
-  const sync = (room: Room) =>
-    room.sync().catch((error) => {
-      // It is asked again within a second.
-      if (!(error instanceof QueueAway)) throw error
-    })
+  /** Nobody waits for it: what fails here, the store or Postgres, fails again within a second, in syncAll, and is told. */
+  const sync = (room: Room) => {
+    room.sync().catch(() => {})
+  }
 
   store.onChange((matchId) => {
     if (matchId === undefined) for (const room of rooms.values()) sync(room)

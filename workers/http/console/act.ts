@@ -33,18 +33,17 @@ export async function act(
   change: () => Promise<Outcome>,
 ): Promise<string> {
   const id = await beginAction(db, { ...operatorOf(visit), ...what })
-  try {
-    const { says, done } = await change()
-    figures.forget()
-    await endAction(db, id, 'done', says, done)
-    const { action, subject } = what
-    log.info({ action, subject, done, ip: visit.address, request_id: visit.requestId }, says)
-    return id
-  } catch (error) {
-    const says = error instanceof AppError ? error.message : 'an error; the log has it'
-    await endAction(db, id, 'failed', says).catch(() => {})
+  const { says, done } = await change().catch(async (error) => {
+    const why = error instanceof AppError ? error.message : 'an error; the log has it'
+    await endAction(db, id, 'failed', why).catch(() => {})
     throw error
-  }
+  })
+  figures.forget()
+  const { action, subject } = what
+  log.info({ action, subject, done, ip: visit.address, request_id: visit.requestId }, says)
+  // When this fails the row stays as it is: what was done is not said to have failed.
+  await endAction(db, id, 'done', says, done)
+  return id
 }
 
 export const isId = (text: string): boolean =>

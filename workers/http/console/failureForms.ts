@@ -55,12 +55,19 @@ ${form(
   }
 }
 
+/** The words are kept with the action, to go on with after a stop; errors are kept without such data, so none has them. */
+function refusePersonal({ text }: Chosen): void {
+  if (redact(text) === text) return
+  throw new AppError('BAD_REQUEST', 'no error has personal data or secrets: look for other words')
+}
+
 async function askAll(
   { db }: ConsoleParts,
   visit: Signed,
   chosen: Chosen,
   what: 'retry-all' | 'remove-all',
 ): Promise<Page> {
+  refusePersonal(chosen)
   const { failed } = await countFailed(db, filterOf(chosen).queues)
   const [verb, cls] = what === 'retry-all' ? ['Retry', 'strong'] : ['Remove', 'danger']
   const among = `${several(failed, 'failed job')}${chosen.queue ? ` of ${chosen.queue}` : ''}`
@@ -133,17 +140,17 @@ async function moveAll(
 ): Promise<Redirect> {
   const until = field(visit, 'until')
   if (!/^\d{1,16}$/.test(until)) throw new AppError('BAD_REQUEST', 'load the failures again')
+  refusePersonal(chosen)
   const filter = filterOf(chosen)
   const { failed } = await countFailed(db, filter.queues)
   const action = what === 'retry-all' ? 'jobs.retry' : 'jobs.remove'
   const detail = { queues: [...filter.queues], text: chosen.text, until }
-  const words = chosen.text && `, with “${redact(chosen.text)}” in their error`
+  const words = chosen.text && `, with “${chosen.text}” in their error`
   const subject = `all that failed in ${chosen.queue ?? 'all queues'}${words}`
   const id = await beginAction(db, {
     ...operatorOf(visit),
     action,
     subject,
-    // The words are needed as they are, to go on with after a stop.
     detail,
     total: failed,
   })

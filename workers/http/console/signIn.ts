@@ -35,7 +35,11 @@ async function note({ db }: ConsoleParts, visit: Signed, action: string, says: s
 
 /** A page of the console, and no other place. */
 export const within = (to: string | null): string =>
-  to !== null && /^\/console([/?][\w\-./?=&%:+]*)?$/.test(to) && !to.includes('//')
+  to !== null &&
+  /^\/console([/?][\w\-./?=&%:+]*)?$/.test(to) &&
+  !to.includes('//') &&
+  // As the browser will have it, without its `..`.
+  /^\/console(\/|$)/.test(new URL(to, 'http://console').pathname)
     ? to
     : '/console'
 
