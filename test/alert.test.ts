@@ -337,7 +337,8 @@ describe('the alert worker', () => {
     assert.equal(new Set(seen.map(({ text }) => text.split('\n')[0])).size, 6)
     assert.equal((await mails()).length, 6)
     const lasted = seen.at(-1)!.at - seen[0]!.at
-    assert.ok(lasted >= 4900, `six messages within ${lasted} ms`)
+    // Their slots are a second apart; one that is half a second late still goes.
+    assert.ok(lasted >= 4400, `six messages within ${lasted} ms`)
     for (const one of workers) assert.ok(!one.output().includes('abcdefghijklmnopqrstuvwx'))
   })
 
