@@ -13,6 +13,7 @@ import {
   readdirSync,
   readFileSync,
   realpathSync,
+  rmSync,
 } from 'node:fs'
 import { createServer } from 'node:net'
 import { tmpdir } from 'node:os'
@@ -32,6 +33,7 @@ const ends: (() => Promise<unknown>)[] = []
 
 export async function globalSetup(): Promise<void> {
   try {
+    keepCompiled()
     const url = await findPostgres()
     process.env[templateVariable] = await makeTemplate(url)
     const redis = await findRedis()
@@ -44,6 +46,14 @@ export async function globalSetup(): Promise<void> {
 
 export async function globalTeardown(): Promise<void> {
   for (const end of ends.splice(0).reverse()) await end()
+}
+
+/** Hundreds of processes load the same code: compiled once, each takes half a second of a processor less. */
+function keepCompiled(): void {
+  if (process.env.NODE_COMPILE_CACHE) return
+  const folder = mkdtempSync(join(tmpdir(), 'flotilla-compiled-'))
+  process.env.NODE_COMPILE_CACHE = folder
+  ends.push(async () => rmSync(folder, { recursive: true, force: true, maxRetries: 3 }))
 }
 
 async function findPostgres(): Promise<string> {

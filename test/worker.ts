@@ -49,7 +49,8 @@ function startProgram(
   args: string[],
   env: Record<string, string>,
 ): WorkerProcess {
-  const all = { PATH: process.env.PATH ?? '', DATABASE_URL: url, METRICS_PORT: '0', ...env }
+  const { PATH = '', NODE_COMPILE_CACHE = '' } = process.env
+  const all = { PATH, NODE_COMPILE_CACHE, DATABASE_URL: url, METRICS_PORT: '0', ...env }
   return startCommand(process.execPath, [main, ...args], all)
 }
 
