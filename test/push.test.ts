@@ -527,7 +527,12 @@ describe('the push worker', () => {
     const circuit = createCircuit({ log: silent, what: 'fcm', now: () => at })
     const pass = build(provider, { circuit, pace: createPace(40) })
     await send('push', ...many(200).map((token) => pushJob([token])))
-    const once = async () => await pass(signal, all)
+    /** A pass comes back after a second whatever is in hand still. */
+    const once = async () => {
+      let outcome = await pass(signal, all)
+      while (typeof outcome === 'number' && outcome > 0) outcome = await pass(signal, all)
+      return outcome
+    }
     await once()
     assert.ok(sent.length >= 20 && sent.length <= 40, `${sent.length} were sent`)
     const before = sent.length
