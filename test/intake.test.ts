@@ -318,6 +318,12 @@ describe('the intake', { skip }, () => {
     }
     await until(async () => (await made()).length === 1000)
     await until(async () => (await keys()).length === 0)
+    // Also where it had nothing in hand the dead one is forgotten, list by list.
+    await until(async () => {
+      const lists = await redis.keys('*:takers')
+      const all = (await Promise.all(lists.map((list) => redis.smembers(list)))).flat()
+      return all.every((taker) => !taker.includes(`:${first.process.pid}:`))
+    })
     second.process.kill('SIGTERM')
     assert.equal(await exited(second), 0, second.output())
     const ids = (await made()).map(({ id }) => id)
