@@ -3,7 +3,6 @@
 
 import { setTimeout as sleep } from 'node:timers/promises'
 import { sql } from 'kysely'
-import { workers } from '../../cli/workers.ts'
 import { readQueueStats } from '../../db/jobStats.ts'
 import { openDatabase } from '../../db/open.ts'
 import { readRelayed } from '../../db/sales.ts'
@@ -34,7 +33,7 @@ async function notReady(machines: readonly Machine[]): Promise<string[]> {
   const missing: string[] = []
   for (const machine of machines) {
     const running = machine.running()
-    for (const { name } of workers) {
+    for (const name of machine.workers) {
       const one = running.find((worker) => worker.name === name)
       const options = { signal: AbortSignal.timeout(2000) }
       const ready =

@@ -3,7 +3,6 @@
 // started again, and that is all the help there is.
 
 import { setTimeout as sleep } from 'node:timers/promises'
-import { workers } from '../../cli/workers.ts'
 import type { Buyers } from './buyers.ts'
 import type { Dice } from './dice.ts'
 import type { Machine, Running } from './machines.ts'
@@ -27,9 +26,14 @@ export type Faults = {
 }
 
 /** What every torture does, however short. */
-const essentials: readonly string[] = [
-  ...workers.map(({ name }) => `kill -9 ${name}`),
+const essentialsOf = ({ machines, rabbit }: Victims): string[] => [
+  ...workersOf(machines).map((name) => `kill -9 ${name}`),
   'Postgres crashed',
+  ...(rabbit ? [rabbitCrashed] : []),
+]
+
+const workersOf = (machines: readonly Machine[]): string[] => [
+  ...new Set(machines.flatMap((machine) => machine.workers)),
 ]
 
 const rabbitCrashed = 'RabbitMQ crashed'
@@ -46,13 +50,14 @@ export function createFaults(victims: Victims, dice: Dice, told: (line: string) 
   const counts = new Map<string, number>()
   const frozen = new Map<number, Promise<void>>()
   const deck = createDeck(victims, dice, frozen)
+  const essential = essentialsOf(victims)
 
   async function run(signal: AbortSignal): Promise<void> {
     let hand: Fault[] = []
     while (!signal.aborted) {
       await sleep(dice.between(pauseMs.least, pauseMs.most), undefined, { signal }).catch(() => {})
       if (signal.aborted) break
-      if (hand.length === 0) hand = deal(deck, dice)
+      if (hand.length === 0) hand = deal(deck, essential, dice)
       const fault = hand.shift()!
       const { name } = fault
       const what = await fault.strike()
@@ -67,14 +72,11 @@ export function createFaults(victims: Victims, dice: Dice, told: (line: string) 
     await Promise.all(frozen.values())
   }
 
-  const essential = victims.rabbit ? [...essentials, rabbitCrashed] : essentials
   return { run, counts, missing: () => essential.filter((name) => !counts.has(name)) }
 }
 
-function deal(deck: readonly Fault[], dice: Dice): Fault[] {
-  const first = [...essentials, rabbitCrashed].flatMap(
-    (name) => deck.find((fault) => fault.name === name) ?? [],
-  )
+function deal(deck: readonly Fault[], essential: readonly string[], dice: Dice): Fault[] {
+  const first = essential.flatMap((name) => deck.find((fault) => fault.name === name) ?? [])
   return [...dice.shuffle(first), ...dice.shuffle(deck.filter((fault) => !first.includes(fault)))]
 }
 
@@ -174,7 +176,7 @@ function createDeck(
       ]
     : []
 
-  const names = workers.map(({ name }) => name)
+  const names = workersOf(machines)
   return [
     ...broker,
     ...names.flatMap((name) => [hit(name, 'SIGKILL'), hit(name, 'SIGKILL')]),

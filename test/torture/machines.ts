@@ -17,6 +17,8 @@ export type Machine = {
   name: string
   /** Where its API listens. */
   apiPort: number
+  /** Names of those it is to run. */
+  workers: readonly string[]
   /** The workers that run now, as far as they have said so. */
   running(): Running[]
   /** kill -9 of the supervisor. Its workers notice, and stop by themselves. */
@@ -33,13 +35,15 @@ export type MachineOptions = {
   /** Its log, its mails and its secrets. */
   dataDir: string
   env: Record<string, string>
+  /** Left out: all workers. */
+  only?: readonly string[] | undefined
 }
 
 const portsEach = workers.length + 1
 const restartMs = 1000
 const orphanMaxMs = 40_000
 
-export async function startMachine({ name, dataDir, env }: MachineOptions): Promise<Machine> {
+export async function startMachine({ name, dataDir, env, only }: MachineOptions): Promise<Machine> {
   const apiPort = await findPorts()
   const log = createWriteStream(`${dataDir}.log`)
   const running = new Map<string, Running>()
@@ -56,6 +60,7 @@ export async function startMachine({ name, dataDir, env }: MachineOptions): Prom
       join(import.meta.dirname, 'leash.ts'),
       join(root, 'cli', 'fleet.js'),
       'up',
+      ...(only ? ['--only', only.join(',')] : []),
     ]
     const child = spawn(process.execPath, args, {
       detached: true,
@@ -101,6 +106,7 @@ export async function startMachine({ name, dataDir, env }: MachineOptions): Prom
   return {
     name,
     apiPort,
+    workers: only ?? workers.map((worker) => worker.name),
     errors,
     sent,
     running: () => [...running.values()],

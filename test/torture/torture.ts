@@ -24,6 +24,8 @@ export type TortureOptions = {
   seed: number
   /** Buyers at once. */
   buyers: number
+  /** The workers of each machine; left out: all on both. */
+  only?: readonly [readonly string[] | undefined, readonly string[] | undefined]
   /** Events go over a RabbitMQ that is killed as well, instead of inside the database. */
   rabbit?: boolean
   /** Ends the torture early; everything is stopped and nothing proven. */
@@ -73,9 +75,14 @@ async function runIn(
   if (rabbit) ends.push(rabbit.stop)
   const secret = randomBytes(16).toString('hex')
   const machines: Machine[] = []
-  for (const name of ['machine-1', 'machine-2']) {
+  for (const [i, name] of ['machine-1', 'machine-2'].entries()) {
     const env = { ...environment(url, secret), ...(rabbit && { BROKER_URL: rabbit.url }) }
-    const machine = await startMachine({ name, dataDir: join(dataDir, name), env })
+    const machine = await startMachine({
+      name,
+      dataDir: join(dataDir, name),
+      env,
+      only: options.only?.[i],
+    })
     ends.push(machine.stop)
     machines.push(machine)
   }
