@@ -28,7 +28,7 @@ describe('the waiting room', () => {
   before(async () => {
     database = await testDatabase()
     const env = { QUEUE_JOINS_PER_ADDRESS: '300', QUEUE_SOCKETS_MAX: '60' }
-    room = await startWaitingroom(database.db, env, { turnMs: 200 })
+    room = await startWaitingroom(database.db, env, { turnMs: 1000 })
     matchId = await makeMatch(database.db, { rate: 0 })
     await openAtOnce(database.db, room.store, matchId)
   })

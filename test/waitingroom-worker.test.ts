@@ -70,6 +70,9 @@ describe('the waitingroom worker', () => {
     await ann.heard(({ type }) => type === 'turn_granted')
     await sql`select pg_terminate_backend(pid) from pg_stat_activity
       where application_name = 'flotilla:waitingroom'`.execute(database.db)
+    // Who asks just then is told to ask again.
+    const join = () => post(`${queue}/join`, 'bob').catch(() => undefined)
+    await until(async () => (await join()) !== undefined)
     const bob = listenAt((await post(`${queue}/join`, 'bob')).websocket_url)
     await bob.heard(({ type }) => type === 'turn_granted')
     for (const { socket } of [ann, bob]) socket.close()
