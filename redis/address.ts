@@ -59,3 +59,9 @@ export function parseRedisUrl(url: string): RedisAddress {
     sentinelPassword: more.get('sentinel_password') ?? undefined,
   }
 }
+
+/** A URL as it is, once it is known to be one. @throws as parseRedisUrl */
+export function redisUrl(value: string): string {
+  parseRedisUrl(value)
+  return value
+}

@@ -1,6 +1,6 @@
 // The settings of the email worker, and what each provider that is named needs of them.
 
-import { parseRedisUrl } from '../../redis/address.ts'
+import { redisUrl } from '../../redis/address.ts'
 import {
   ConfigError,
   commonSettings,
@@ -21,14 +21,11 @@ export type ProviderName = (typeof providerNames)[number]
 
 export const emailSettings = {
   ...commonSettings,
-  REDIS_URL: {
+  REDIS_URL: text({
     doc: 'counts the rate over all instances; unset: Postgres does',
     secret: true,
-    parse: (value: string) => {
-      parseRedisUrl(value)
-      return value
-    },
-  } satisfies Setting<string> as Setting<string | undefined>,
+    parse: redisUrl,
+  }),
   EMAIL_PROVIDER: {
     doc: 'who takes the mails: log (files, sent to nobody), smtp, mailgun; of a comma list the first that is there',
     fallback: 'log',

@@ -1,6 +1,6 @@
 // The settings of the HTTP shim, and the rules between them: which go together, and what production refuses.
 
-import { parseRedisUrl } from '../../redis/address.ts'
+import { redisUrl } from '../../redis/address.ts'
 import { authFaults, authSettings } from '../authSettings.ts'
 import {
   ConfigError,
@@ -24,14 +24,11 @@ export const httpSettings = {
   ...commonSettings,
   HTTP_HOST: requiredText({ doc: 'address the API listens on', fallback: '127.0.0.1' }),
   HTTP_PORT: int({ doc: 'port the API listens on; 0: any free one', fallback: 8080, max: 65535 }),
-  REDIS_URL: {
+  REDIS_URL: text({
     doc: 'limits and the idempotency fast path; unset: Postgres does both',
     secret: true,
-    parse: (value: string) => {
-      parseRedisUrl(value)
-      return value
-    },
-  } satisfies Setting<string> as Setting<string | undefined>,
+    parse: redisUrl,
+  }),
   ...authSettings,
   RESERVATION_TTL: int({ doc: 'how long a hold lasts, s', fallback: 900, min: 1, max: 86_400 }),
   RATE_LIMIT_USER_PER_MINUTE: int({

@@ -1,26 +1,16 @@
 // The settings of the inbox worker.
 
-import { parseRedisUrl } from '../../redis/address.ts'
-import {
-  brokerSettings,
-  commonSettings,
-  int,
-  requiredText,
-  type Setting,
-  type Values,
-} from '../config.ts'
+import { redisUrl } from '../../redis/address.ts'
+import { brokerSettings, commonSettings, int, requiredText, text, type Values } from '../config.ts'
 
 export const inboxSettings = {
   ...commonSettings,
   ...brokerSettings,
-  REDIS_URL: {
+  REDIS_URL: text({
     doc: 'asked first whether an event from a broker was processed; unset: the database alone',
     secret: true,
-    parse: (value: string) => {
-      parseRedisUrl(value)
-      return value
-    },
-  } satisfies Setting<string> as Setting<string | undefined>,
+    parse: redisUrl,
+  }),
   INBOX_QUEUE: requiredText({
     doc: 'the durable queue or subscription at the broker, shared by all inboxes',
     fallback: 'flotilla.inbox',

@@ -2,7 +2,7 @@
 
 import { readFileSync } from 'node:fs'
 import { parseSources } from '../../domain/sources.ts'
-import { parseRedisUrl } from '../../redis/address.ts'
+import { redisUrl } from '../../redis/address.ts'
 import {
   ConfigError,
   commonSettings,
@@ -10,7 +10,6 @@ import {
   int,
   oneOf,
   readConfig,
-  type Setting,
   text,
   type Values,
 } from '../config.ts'
@@ -57,14 +56,11 @@ export const loaderSettings = {
     fallback: 'postgres',
     values: ['postgres', 'redis'],
   }),
-  REDIS_URL: {
+  REDIS_URL: text({
     doc: 'where LOADER_LOCKS=redis has locks and gates',
     secret: true,
-    parse: (value: string) => {
-      parseRedisUrl(value)
-      return value
-    },
-  } satisfies Setting<string> as Setting<string | undefined>,
+    parse: redisUrl,
+  }),
 } as const
 
 export type LoaderConfig = Values<typeof loaderSettings>

@@ -1,6 +1,6 @@
 // The settings of the waiting room.
 
-import { parseRedisUrl } from '../../redis/address.ts'
+import { redisUrl } from '../../redis/address.ts'
 import { authFaults, authSettings } from '../authSettings.ts'
 import {
   ConfigError,
@@ -10,7 +10,7 @@ import {
   int,
   readConfig,
   requiredText,
-  type Setting,
+  text,
   url,
   type Values,
 } from '../config.ts'
@@ -18,14 +18,11 @@ import {
 export const waitingroomSettings = {
   ...commonSettings,
   ...authSettings,
-  REDIS_URL: {
+  REDIS_URL: text({
     doc: 'where queues are kept, for any number of processes; unset: Postgres, for one process',
     secret: true,
-    parse: (value: string) => {
-      parseRedisUrl(value)
-      return value
-    },
-  } satisfies Setting<string> as Setting<string | undefined>,
+    parse: redisUrl,
+  }),
   WAITINGROOM_HOST: requiredText({
     doc: 'address the waiting room listens on',
     fallback: '127.0.0.1',
