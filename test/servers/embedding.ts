@@ -8,13 +8,11 @@
 //   POST /control/mood  {answer, …}    how it answers from now on
 //   POST /control/reset                forgets
 
-import { type ChildProcess, spawn } from 'node:child_process'
 import { createHash } from 'node:crypto'
-import { once } from 'node:events'
 import { createServer, type IncomingMessage, type ServerResponse } from 'node:http'
-import type { AddressInfo } from 'node:net'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { parseArgs } from 'node:util'
+import { listenAsStandIn, startStandIn } from './standIn.ts'
 
 export type Mood = {
   answer?:
@@ -274,28 +272,7 @@ export type EmbeddingVendor = {
 
 /** As a process. Who starts it stops it. */
 export async function startEmbedding(): Promise<EmbeddingVendor> {
-  let child: ChildProcess | undefined
-  let port = 0
-
-  async function start(): Promise<void> {
-    child = spawn(process.execPath, [import.meta.filename, '--port', String(port)], {
-      stdio: ['pipe', 'pipe', 'inherit'],
-    })
-    const [line] = (await once(child.stdout as NodeJS.ReadableStream, 'data')) as [Buffer]
-    port = JSON.parse(line.toString()).port
-  }
-  async function stop(): Promise<void> {
-    if (child === undefined || child.exitCode !== null || child.signalCode !== null) return
-    const gone = once(child, 'exit')
-    child.kill('SIGKILL')
-    await gone
-  }
-
-  await start()
-  const base = `http://127.0.0.1:${port}`
-  const post = async (path: string, body: object) => {
-    await (await fetch(`${base}${path}`, { method: 'POST', body: JSON.stringify(body) })).text()
-  }
+  const { url: base, post, start, stop } = await startStandIn(import.meta.filename)
   return {
     url: `${base}/v1`,
     mood: (mood) => post('/control/mood', mood),
@@ -311,9 +288,5 @@ if (import.meta.main) {
   const text = { type: 'string' } as const
   const { values } = parseArgs({ options: { port: text, key: text } })
   const server = serve(values.key ?? apiKey)
-  server.listen(Number(values.port ?? 0), '127.0.0.1')
-  await once(server, 'listening')
-  process.stdout.write(`${JSON.stringify({ port: (server.address() as AddressInfo).port })}\n`)
-  // Whoever started it is gone.
-  if (!process.stdin.isTTY) process.stdin.resume().once('end', () => process.exit(0))
+  await listenAsStandIn(server, values.port)
 }

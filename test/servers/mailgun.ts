@@ -8,13 +8,11 @@
 //   POST /control/mood  {answer, …}        how it answers from now on; `next`: the next messages only
 //   POST /control/reset                    forgets
 
-import { type ChildProcess, spawn } from 'node:child_process'
 import { createHmac, randomBytes } from 'node:crypto'
-import { once } from 'node:events'
 import { createServer, type IncomingMessage, type ServerResponse } from 'node:http'
-import type { AddressInfo } from 'node:net'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { parseArgs } from 'node:util'
+import { listenAsStandIn, startStandIn } from './standIn.ts'
 
 export type Answer =
   | { is: 'well' }
@@ -232,28 +230,7 @@ export type Mailgun = {
 
 /** As a process. Who starts it stops it. */
 export async function startMailgun(): Promise<Mailgun> {
-  let child: ChildProcess | undefined
-  let port = 0
-
-  async function start(): Promise<void> {
-    child = spawn(process.execPath, [import.meta.filename, '--port', String(port)], {
-      stdio: ['pipe', 'pipe', 'inherit'],
-    })
-    const [line] = (await once(child.stdout as NodeJS.ReadableStream, 'data')) as [Buffer]
-    port = JSON.parse(line.toString()).port
-  }
-  async function stop(): Promise<void> {
-    if (child === undefined || child.exitCode !== null || child.signalCode !== null) return
-    const gone = once(child, 'exit')
-    child.kill('SIGKILL')
-    await gone
-  }
-
-  await start()
-  const url = `http://127.0.0.1:${port}`
-  const post = async (path: string, body: object) => {
-    await (await fetch(`${url}${path}`, { method: 'POST', body: JSON.stringify(body) })).text()
-  }
+  const { url, post, start, stop } = await startStandIn(import.meta.filename)
   return {
     url,
     mood: (mood) => post('/control/mood', mood),
@@ -273,9 +250,5 @@ if (import.meta.main) {
   const { values } = parseArgs({ options: { port: text, domain: text, key: text } })
   const server = serve({ domain: values.domain ?? domain, key: values.key ?? apiKey })
   server.keepAliveTimeout = 30_000
-  server.listen(Number(values.port ?? 0), '127.0.0.1')
-  await once(server, 'listening')
-  process.stdout.write(`${JSON.stringify({ port: (server.address() as AddressInfo).port })}\n`)
-  // Whoever started it is gone.
-  if (!process.stdin.isTTY) process.stdin.resume().once('end', () => process.exit(0))
+  await listenAsStandIn(server, values.port)
 }

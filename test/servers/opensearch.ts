@@ -8,12 +8,10 @@
 //   POST /control/mood {…}    how it answers from now on
 //   GET  /control/seen        indexes with their aliases, and how many requests there were
 
-import { type ChildProcess, spawn } from 'node:child_process'
-import { once } from 'node:events'
 import { createServer, type IncomingMessage, type ServerResponse } from 'node:http'
-import type { AddressInfo } from 'node:net'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { parseArgs } from 'node:util'
+import { listenAsStandIn, startStandIn } from './standIn.ts'
 
 export type Mood = {
   /** Every request is answered so; 0: well. */
@@ -435,32 +433,10 @@ export type SearchServer = {
 
 /** As a process. Who starts it stops it. */
 export async function startOpenSearch(): Promise<SearchServer> {
-  let child: ChildProcess | undefined
-  let port = 0
-
-  async function start(): Promise<void> {
-    child = spawn(process.execPath, [import.meta.filename, '--port', String(port)], {
-      stdio: ['pipe', 'pipe', 'inherit'],
-    })
-    const [line] = (await once(child.stdout as NodeJS.ReadableStream, 'data')) as [Buffer]
-    port = JSON.parse(line.toString()).port
-  }
-  async function stop(): Promise<void> {
-    if (child === undefined || child.exitCode !== null || child.signalCode !== null) return
-    const gone = once(child, 'exit')
-    child.kill('SIGKILL')
-    await gone
-  }
-
-  await start()
-  const url = `http://127.0.0.1:${port}`
+  const { url, post, start, stop } = await startStandIn(import.meta.filename)
   return {
     url,
-    async mood(mood) {
-      await (
-        await fetch(`${url}/control/mood`, { method: 'POST', body: JSON.stringify(mood) })
-      ).text()
-    },
+    mood: (mood) => post('/control/mood', mood),
     seen: async () => (await (await fetch(`${url}/control/seen`)).json()) as Seen,
     start,
     stop,
@@ -471,9 +447,5 @@ if (import.meta.main) {
   const { values } = parseArgs({ options: { port: { type: 'string' } } })
   const server = serve()
   server.keepAliveTimeout = 30_000
-  server.listen(Number(values.port ?? 0), '127.0.0.1')
-  await once(server, 'listening')
-  process.stdout.write(`${JSON.stringify({ port: (server.address() as AddressInfo).port })}\n`)
-  // Whoever started it is gone.
-  if (!process.stdin.isTTY) process.stdin.resume().once('end', () => process.exit(0))
+  await listenAsStandIn(server, values.port)
 }
