@@ -135,15 +135,25 @@ export async function settleSlots(
   return await transaction(
     db,
     async (tx) => {
+      const ahead = await lockAhead(tx, moves)
       const ours = await moveCursors(tx, relay, moves)
       await putAside(
         tx,
-        asides.filter(({ slot }) => ours.has(slot)),
+        asides.filter(({ slot }) => ours.has(slot) && ahead.has(slot)),
       )
       return ours
     },
     readCommitted,
   )
+}
+
+/** The slots that a move changes: what goes aside with one that is repeated is there, or was sent from there. */
+async function lockAhead(tx: Tx, moves: readonly Move[]): Promise<Set<number>> {
+  const { rows } = await sql<{ slot: number }>`
+    select c.slot from unnest(${positions(moves)}) as m (slot, txid, id)
+    join outbox_cursors c on c.slot = m.slot and (c.txid, c.id) < (m.txid, m.id)
+    for update of c`.execute(tx)
+  return new Set(rows.map(({ slot }) => slot))
 }
 
 /**

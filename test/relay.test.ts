@@ -36,6 +36,7 @@ describe('the relay', () => {
   async function withRelay(
     publish: Publish,
     work: (pass: () => Promise<void>) => Promise<void>,
+    db = fresh.db,
   ): Promise<void> {
     const publisher: Publisher = {
       name: 'list',
@@ -46,7 +47,7 @@ describe('the relay', () => {
     }
     const metrics = { relayed() {}, confirmed() {}, refused() {}, buried() {} }
     const worker = { log, failed() {}, dying: new AbortController().signal }
-    const pass = remoteRelayPass({ db: fresh.db, publisher, windowMax: 500, worker, metrics })
+    const pass = remoteRelayPass({ db, publisher, windowMax: 500, worker, metrics })
     try {
       await work(async () => {
         const outcome = await pass(signal, Number.POSITIVE_INFINITY)
@@ -211,6 +212,64 @@ describe('the relay', () => {
       fresh.db,
     )
     assert.deepEqual(rows, [{ txid: '900' }])
+  })
+
+  test('a move whose answer is lost is repeated, and counted once however much follows it', async () => {
+    let lost = 0
+    const lossy = fresh.db.withPlugin({
+      transformQuery: ({ node }) => node,
+      async transformResult({ result }) {
+        const isMove = result.rows.length > 0 && Object.keys(result.rows[0] ?? {}).join() === 'slot'
+        if (!isMove || lost === 3) return result
+        lost++
+        throw new Error('the answer was lost')
+      },
+    })
+    let passes = 0
+    await withRelay(
+      (_event, tell) => setImmediate(tell, { is: 'taken' }),
+      async (pass) => {
+        await until(async () => {
+          if (passes++ < 20)
+            await write(
+              fresh.db,
+              neighbours(3).map((subject) => completed(subject, 1)),
+            )
+          await pass().catch((error) => assert.match(String(error), /the answer was lost/))
+          return (
+            passes > 20 &&
+            (await countOf(`outbox_cursors c join outbox o using (slot)
+            where (o.txid, o.id) > (c.txid, c.id)`)) === 0
+          )
+        })
+      },
+      lossy,
+    )
+    assert.equal(lost, 3)
+    const { rows } = await sql`select sum(relayed)::int as relayed from outbox_cursors`.execute(
+      fresh.db,
+    )
+    assert.deepEqual(rows, [{ relayed: 60 }])
+  })
+
+  test('what goes aside with a move that is repeated is not put there again', async () => {
+    const [subject = ''] = neighbours(1)
+    await write(fresh.db, [completed(subject, 1)])
+    const relay = randomUUID()
+    const lease = (await holdSlots(fresh.db, relay)).leases.find(
+      ({ slot }) => slot === slotOf(subject),
+    )
+    const [row] = await readSlots(fresh.db, [lease as Lease], 1, 1e6)
+    const { txid = '', id = '', messageId = '' } = row ?? {}
+    const move = { ...(lease as Lease), txid, id, count: 1 }
+    const body = JSON.stringify({ id: messageId, type: 'order.completed' })
+    const aside = { slot: move.slot, subject, txid, id, messageId, body, error: 'no' }
+    const settle = () => settleSlots(fresh.db, relay, [move], [aside])
+    assert.equal((await settle()).size, 1)
+    assert.equal(await countOf('outbox_aside'), 1)
+    await sql`delete from outbox_aside`.execute(fresh.db)
+    assert.equal((await settle()).size, 1, 'it is ours still')
+    assert.equal(await countOf('outbox_aside'), 0)
   })
 
   const makeDue = () =>

@@ -50,6 +50,9 @@ export function remoteRelayPass(options: RelayOptions): Pass {
   let [handled, roomMax, rowBytes] = [0, 0, 1024]
   let waitsForHorizon = false
   let stopping = false
+  type Done = ReturnType<typeof slots.done>
+  /** Settled, perhaps: the answer was lost. */
+  let doubtful: Done = []
 
   const change = (): void => {
     changed.resolve()
@@ -139,7 +142,14 @@ export function remoteRelayPass(options: RelayOptions): Pass {
 
   async function settle(): Promise<void> {
     settledAt = performance.now()
-    const done = slots.done()
+    // As it was, for what is settled twice is counted once only if it is the same.
+    await settleThese(doubtful)
+    doubtful = slots.done()
+    await settleThese(doubtful)
+    doubtful = []
+  }
+
+  async function settleThese(done: Done): Promise<void> {
     if (done.length === 0) return
     const moves = done.map(({ slot, entries }) => moveOf(slot, entries))
     const aside = done.flatMap(({ entries }) => entries.filter(({ is }) => is === 'aside'))
