@@ -6,10 +6,13 @@ import { mkdtempSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { after, before, describe, test } from 'node:test'
+import { setTimeout as sleep } from 'node:timers/promises'
 import { sql } from 'kysely'
 import { addSource, readSourceStatus } from '../db/loaderSources.ts'
 import { needs, type TestDatabase, testDatabase } from './database.ts'
+import { openCable } from './servers/cable.ts'
 import { closeSources, leastGaps, type Sources, startSources } from './servers/eventSource.ts'
+import { startRedis, withoutRedisServer } from './servers/redis.ts'
 import { exited, scrape, startWorker, until, type WorkerProcess } from './worker.ts'
 
 const folder = mkdtempSync(join(tmpdir(), 'flotilla-loader-'))
@@ -105,6 +108,48 @@ describe('loader processes', () => {
       for (const [i, { requests }] of (await remote.record()).entries()) {
         const { between } = leastGaps(requests.slice(before[i]))
         assert.ok(between >= 200, `source ${i}: ${between} ms`)
+      }
+    })
+  }
+
+  const away = [
+    { what: 'Postgres', skip: false },
+    { what: 'Redis', skip: withoutRedisServer() },
+  ]
+  for (const { what, skip } of away) {
+    test(`goes on when ${what} is back, with each event once and the gap kept`, {
+      skip,
+    }, async () => {
+      const own = await testDatabase()
+      const cable = await openCable(own.url)
+      const redis = what === 'Redis' ? await startRedis() : undefined
+      const places = [0, 1, 2]
+      writeSources(...places)
+      await remote.set({ mood: 'well', count: 20, perSecond: 50, latencyMs: 20, payloadBytes: 10 })
+      const before = (await remote.record()).map(({ requests }) => requests.length)
+      const env = {
+        LOADER_SOURCES: file,
+        ...(redis && { LOADER_LOCKS: 'redis', REDIS_URL: `redis://127.0.0.1:${redis.port}` }),
+      }
+      const workers = [1, 2].map(() => startWorker('loader', cable.url, [], env))
+      const counts = async () =>
+        await Promise.all(places.map(async (n) => (await idsOf(own, `s${n}`)).length))
+      await until(async () => Math.min(...(await counts())) > 100)
+      for (let i = 0; i < 2; i++) {
+        const sofar = await counts()
+        await (redis ? redis.kill() : cable.pull())
+        await sleep(1500)
+        await (redis ? redis.start() : cable.plug())
+        await until(async () => (await counts()).every((count, n) => count > sofar[n]! + 60))
+      }
+      await remote.set({ perSecond: 0 })
+      const record = await remote.record()
+      await until(async () => (await counts()).every((count, n) => count >= record[n]!.count))
+      await end(workers)
+      for (const place of places) {
+        assert.deepEqual(await idsOf(own, `s${place}`), upTo(record[place]?.count ?? 0))
+        const { between } = leastGaps((await remote.record())[place]!.requests.slice(before[place]))
+        assert.ok(between >= 200, `source ${place}: ${between} ms`)
       }
     })
   }

@@ -4,7 +4,7 @@
 import assert from 'node:assert/strict'
 import { after, afterEach, before, beforeEach, describe, test } from 'node:test'
 import { sql } from 'kysely'
-import { makePartitions, openEventStore } from '../db/loader.ts'
+import { dropPartitions, makePartitions, openEventStore } from '../db/loader.ts'
 import {
   noteSources,
   pauseSource,
@@ -391,6 +391,33 @@ describe('the store', () => {
     await openGates()
     await until(async () => (await loader.runOnce(never)) === 5)
     await makePartitions(database.pool)
+  })
+
+  test('drops the partitions of days that are over, and waits for no reader', async () => {
+    const dayOf = async (ago: number) => {
+      const { rows } = await sql<{ name: string; day: string }>`
+        select 'loaded_events_' || to_char(day, 'YYYYMMDD') as name, day::text from (
+          select (clock_timestamp() at time zone 'UTC')::date - ${ago}::int as day) d`.execute(db)
+      return rows[0]!
+    }
+    const [kept, old, older] = [await dayOf(30), await dayOf(31), await dayOf(400)]
+    for (const { name, day } of [kept, old, older]) {
+      await sql`create table ${sql.id(name)} partition of loaded_events
+        for values from (${sql.lit(`${day} 00:00+00`)}) to (${sql.lit(`${day} 24:00+00`)})`.execute(
+        db,
+      )
+      await sql`insert into loaded_events (source, id, payload, loaded_at)
+        values ('long ago', 1, '{}', ${`${day} 12:00+00`})`.execute(db)
+    }
+    await db.transaction().execute(async (reader) => {
+      await sql`select from ${sql.id(older.name)}`.execute(reader)
+      await assert.rejects(dropPartitions(db, 30), /lock timeout/)
+    })
+    assert.deepEqual(await dropPartitions(db, 30), [older.name, old.name])
+    assert.deepEqual(await dropPartitions(db, 30), [])
+    const { rows } = await sql`
+      select from loaded_events where source = 'long ago'`.execute(db)
+    assert.equal(rows.length, 1)
   })
 
   test('pause, resume and reset go through the fence', async () => {
