@@ -157,6 +157,25 @@ describe('turns', () => {
     await assert.rejects(turns.next(true, leaving.signal), /gone/)
   })
 
+  test('that nobody waits for are the next comer’s, until it is too late for them', async () => {
+    let [at, asked] = [1000, 0]
+    const turns = createTurns({
+      log: silent,
+      now: () => at,
+      async take() {
+        asked++
+        return { granted: 3, waitMs: 0, everyMs: 10 }
+      },
+    })
+    await turns.next(true, signal)
+    at += 15
+    await turns.next(true, signal)
+    assert.equal(asked, 1)
+    at += 100
+    await turns.next(true, signal)
+    assert.equal(asked, 2)
+  })
+
   test('wait while the tokens cannot be asked for', async () => {
     let asked = 0
     const turns = createTurns({

@@ -54,21 +54,19 @@ export function createTurns({ take, log, now = () => performance.now() }: TurnsO
   function serve(): void {
     clearTimeout(timer)
     const at = now()
-    let due = moments.findIndex((moment) => moment > at)
-    if (due === -1) due = moments.length
-    for (const moment of moments.splice(0, due)) {
-      if (moment < at - lateMaxMs) continue
+    moments = moments.filter((moment) => moment >= at - lateMaxMs)
+    let used = 0
+    while ((moments[used] ?? Number.POSITIVE_INFINITY) <= at) {
       const one = pick()
       if (one === undefined) break
+      used++
       served++
       waiting--
       one.resolve()
     }
-    if (waiting === 0) {
-      // Whoever they were meant for is gone.
-      moments = []
-      return
-    }
+    moments.splice(0, used)
+    // What is left is for whoever comes before it is too late for it.
+    if (waiting === 0) return
     const isShort = waiting > moments.length && (moments.at(-1) ?? 0) < at + aheadMs
     if (isShort && !isAsking && at >= askAt) void ask(Math.min(wantMax, waiting - moments.length))
     const next = Math.min(moments[0] ?? Number.POSITIVE_INFINITY, isAsking ? Infinity : askAt)
