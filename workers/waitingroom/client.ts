@@ -11,8 +11,8 @@ import type { Room } from './room.ts'
 
 export type Transport = 'ws' | 'sse'
 
-/** What a client has been told last, where that is no position. */
-export const told = { nothing: -1, turn: -2, end: -3 } as const
+/** What a client has been told last, where that is no position; `over`: of the end, and the wheel came by since. */
+export const told = { nothing: -1, turn: -2, end: -3, over: -4 } as const
 
 export class Client {
   readonly socket: Socket

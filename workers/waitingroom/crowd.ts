@@ -85,8 +85,10 @@ export function createCrowd(options: CrowdOptions): Crowd {
 
   function visit(client: Client): void {
     client.messages = 0
-    if (client.last === told.end) {
-      end(client, closeCodes.over)
+    if (client.last <= told.end) {
+      // Not before all have been told: closing costs more than telling.
+      if (client.last === told.over) end(client, closeCodes.over)
+      client.last = told.over
       return
     }
     if (client.ws !== undefined && turn - client.heardAt > silentTurns) {
@@ -95,7 +97,7 @@ export function createCrowd(options: CrowdOptions): Crowd {
       return
     }
     tellPlace(client, Date.now())
-    if (client.last !== told.end && turn % aliveTurns === client.slot % aliveTurns) {
+    if (client.last > told.end && turn % aliveTurns === client.slot % aliveTurns) {
       const users = alive.get(client.room.matchId)
       if (users) users.push(client.userId)
       else alive.set(client.room.matchId, [client.userId])
@@ -142,7 +144,7 @@ export function createCrowd(options: CrowdOptions): Crowd {
   }
 
   function tellEnd(client: Client, reason: string, atMs: number): void {
-    if (client.last === told.end) return
+    if (client.last <= told.end) return
     client.last = told.end
     const text = JSON.stringify({ type: 'queue_closed', reason, at: atMs })
     if (!write(client, ending(client.transport, text))) metrics.dropped('slow')
