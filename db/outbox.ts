@@ -4,7 +4,14 @@
 // SERIALIZABLE and updates the aggregate's row: its snapshot, and so its txid, is younger than its predecessor's commit.
 
 import { sql } from 'kysely'
-import type { CloudEvent, EventType, NewEvent } from '../domain/events.ts'
+import {
+  type CloudEvent,
+  type EventHead,
+  type EventType,
+  envelopeOf,
+  type NewEvent,
+} from '../domain/events.ts'
+import { headColumns, type Position } from './relay.ts'
 import type { Db, Tx } from './schema.ts'
 import { readByKey, transaction } from './transaction.ts'
 import { wakeAfterCommit } from './wake.ts'
@@ -43,19 +50,7 @@ export async function writeEvents(tx: Tx, events: readonly NewEvent[]): Promise<
 
 const readCommitted = { isolation: 'read committed' } as const
 
-type Row = {
-  slot: number
-  txid: string
-  id: string
-  message_id: string
-  type: EventType
-  subject: string
-  sequence: number
-  data: CloudEvent['data']
-  request_id: string | null
-  traceparent: string | null
-  created_at: Date
-}
+type Row = Position & EventHead & { slot: number; type: EventType; data: CloudEvent['data'] }
 
 /**
  * Hands the next events of a few free slots to `publish` and moves their cursors, all in one transaction: when it
@@ -120,7 +115,7 @@ async function takeEvents(tx: Tx, perSlotMax: number): Promise<Row[]> {
       and ${isFree} and not exists (select from outbox_aside a where a.slot = c.slot)
       order by random() limit ${slotsMax} for update skip locked
     )
-    select e.* from taken t cross join lateral (
+    select e.slot, e.txid, e.id, ${headColumns}, data from taken t cross join lateral (
       select o.slot, o.txid, o.id, o.message_id, o.type, o.subject, o.sequence, o.data,
         o.request_id, o.traceparent, o.created_at
       from outbox o where o.slot = t.slot and (o.txid, o.id) > (t.txid, t.id)
@@ -146,21 +141,11 @@ async function moveCursors(tx: Tx, rows: Row[]): Promise<void> {
     where c.slot = m.slot`.execute(tx)
 }
 
-function toCloudEvent(row: Row): CloudEvent {
-  return {
-    specversion: '1.0',
-    id: row.message_id,
-    source: '/flotilla',
-    type: row.type,
-    subject: row.subject,
-    time: row.created_at.toISOString(),
-    datacontenttype: 'application/json',
-    sequence: String(row.sequence),
-    ...(row.request_id === null ? {} : { requestid: row.request_id }),
-    ...(row.traceparent === null ? {} : { traceparent: row.traceparent }),
-    data: row.data,
-  }
-}
+const toCloudEvent = (row: Row): CloudEvent => ({
+  ...envelopeOf(row),
+  type: row.type,
+  data: row.data,
+})
 
 /**
  * Deletes relayed rows older than `keepSeconds`, the oldest of each slot first.

@@ -3,6 +3,7 @@
 // are those of db/outbox.ts: (txid, id), read below the oldest transaction still writing.
 
 import { sql } from 'kysely'
+import type { EventHead } from '../domain/events.ts'
 import { type Aside, putAside } from './aside.ts'
 import type { Db, Tx } from './schema.ts'
 import { transaction } from './transaction.ts'
@@ -77,22 +78,15 @@ export async function leaveRelays(db: Db, relay: string): Promise<void> {
 }
 
 /** An event as it lies in the outbox: `data` is JSON already, and stays text on its way. */
-export type OutboxRow = Position & {
-  slot: number
-  messageId: string
-  type: string
-  subject: string
-  sequence: number
-  data: string
-  requestId: string | null
-  traceparent: string | null
-  /** ms since 1970: reading a time out of a text costs more than the rest of the row. */
-  createdMs: number
-}
+export type OutboxRow = Position & EventHead & { slot: number; data: string }
 
 const positions = (slots: readonly (Position & { slot: number })[]) => sql`
   ${slots.map(({ slot }) => slot)}::int[], ${slots.map(({ txid }) => txid)}::xid8[],
   ${slots.map(({ id }) => id)}::bigint[]`
+
+/** A number for the time: reading one out of a text costs more than the rest of the row. */
+export const headColumns = sql.raw(`message_id as "messageId", type, subject, sequence,
+  request_id as "requestId", traceparent, 1000 * date_part('epoch', created_at) as "createdMs"`)
 
 /** The next events of each slot, those of one slot in their order: the first, and more up to `bytesMax` a slot. */
 export async function readSlots(
@@ -102,9 +96,9 @@ export async function readSlots(
   bytesMax: number,
 ): Promise<OutboxRow[]> {
   const { rows } = await sql<OutboxRow>`
-    select slot, txid, id, message_id as "messageId", type, subject, sequence, data::text,
-      request_id as "requestId", traceparent, 1000 * date_part('epoch', created_at) as "createdMs"
-    from read_outbox(${positions(slots)}, ${slotMax}, ${bytesMax})`.execute(db)
+    select slot, txid, id, ${headColumns}, data::text from read_outbox(${positions(slots)}, ${slotMax}, ${bytesMax})`.execute(
+    db,
+  )
   return rows
 }
 

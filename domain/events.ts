@@ -128,3 +128,29 @@ export type CloudEvent<T extends EventType = EventType> = {
   traceparent?: string
   data: EventData[T]
 }
+
+/** An event as the outbox holds it, without its data. */
+export type EventHead = {
+  messageId: string
+  type: string
+  subject: string
+  sequence: number
+  requestId: string | null
+  traceparent: string | null
+  /** ms since 1970 */
+  createdMs: number
+}
+
+/** The envelope, to which `data` is added. */
+export const envelopeOf = (head: EventHead) => ({
+  specversion: '1.0' as const,
+  id: head.messageId,
+  source: '/flotilla' as const,
+  type: head.type,
+  subject: head.subject,
+  time: new Date(head.createdMs).toISOString(),
+  datacontenttype: 'application/json' as const,
+  sequence: String(head.sequence),
+  ...(head.requestId === null ? {} : { requestid: head.requestId }),
+  ...(head.traceparent === null ? {} : { traceparent: head.traceparent }),
+})

@@ -5,6 +5,7 @@
 import type { Aside } from '../../db/aside.ts'
 import type { Move, OutboxRow, Position } from '../../db/relay.ts'
 import type { Outgoing } from '../../domain/broker.ts'
+import { envelopeOf } from '../../domain/events.ts'
 
 export type Entry = Position & {
   slot: Slot
@@ -21,6 +22,8 @@ export type Slot = {
   /** Read, not settled, in their order. */
   entries: Entry[]
   readTo: Position
+  /** By subject: the one that is ready or sent, then those behind it. */
+  lines: Map<string, Entry[]>
   /** Subjects that have events aside, in the database or on the way there. */
   aside: Set<string>
   /** To be given up: nothing more is read, and what was not sent is dropped. */
@@ -31,8 +34,6 @@ export type Slots = ReturnType<typeof createSlots>
 
 export function createSlots() {
   const held = new Map<number, Slot>()
-  /** By subject: the one that is ready or sent, then those behind it. */
-  const lines = new Map<string, Entry[]>()
   /** May be sent, the oldest first; `first` is where they begin. */
   let ready: Entry[] = []
   let first = 0
@@ -44,7 +45,6 @@ export function createSlots() {
   const count = { entries: 0, sent: 0, known: 0, bytes: 0 }
 
   const isHeld = (slot: Slot): boolean => held.get(slot.no) === slot
-  const lineOf = (entry: Entry) => `${entry.slot.no} ${entry.event.subject}`
 
   function add(slot: Slot, rows: readonly (Position & { event: Outgoing })[]): void {
     for (const { txid, id, event } of rows) {
@@ -58,9 +58,9 @@ export function createSlots() {
         count.known++
         continue
       }
-      const line = lines.get(lineOf(entry))
+      const line = slot.lines.get(event.subject)
       if (line === undefined) {
-        lines.set(lineOf(entry), [entry])
+        slot.lines.set(event.subject, [entry])
         ready.push(entry)
       } else line.push(entry)
     }
@@ -105,11 +105,12 @@ export function createSlots() {
     entry.is = 'taken'
     if (!isHeld(entry.slot)) return
     count.known++
-    const line = lines.get(lineOf(entry))
+    const { lines } = entry.slot
+    const line = lines.get(entry.event.subject)
     line?.shift()
     const follower = line?.[0]
     if (follower !== undefined) ready.push(follower)
-    else lines.delete(lineOf(entry))
+    else lines.delete(entry.event.subject)
   }
 
   /** It goes aside, with those behind it; without `why` only to wait there. */
@@ -118,11 +119,13 @@ export function createSlots() {
     unsure.delete(entry)
     if (why !== undefined) entry.error = why
     if (!isHeld(entry.slot)) return
-    entry.slot.aside.add(entry.event.subject)
-    const line = lines.get(lineOf(entry)) ?? []
+    const { lines, aside } = entry.slot
+    const { subject } = entry.event
+    aside.add(subject)
+    const line = lines.get(subject) ?? []
     for (const behind of line) behind.is = 'aside'
     count.known += line.length
-    lines.delete(lineOf(entry))
+    lines.delete(subject)
   }
 
   /** Its connection broke: it is sent again, before all others. */
@@ -155,8 +158,15 @@ export function createSlots() {
 
   function hold(lease: Position & { slot: number; leaseNo: string }): Slot {
     const { slot: no, leaseNo, txid, id } = lease
-    const readTo = { txid, id }
-    const slot: Slot = { no, leaseNo, entries: [], readTo, aside: new Set(), leaving: false }
+    const slot: Slot = {
+      no,
+      leaseNo,
+      entries: [],
+      readTo: { txid, id },
+      lines: new Map(),
+      aside: new Set(),
+      leaving: false,
+    }
     held.set(no, slot)
     return slot
   }
@@ -168,9 +178,6 @@ export function createSlots() {
     again = again.filter((entry) => entry.slot !== slot)
     for (const entry of slot.entries) unsure.delete(entry)
     forget(slot, slot.entries.slice())
-    for (const key of lines.keys()) {
-      if (lines.get(key)?.[0]?.slot === slot) lines.delete(key)
-    }
   }
 
   return { held, count, unsure, add, isReady, next, taken, refused, lost, done, forget, hold, drop }
@@ -192,25 +199,14 @@ export const toAside = ({ slot, txid, id, event, error }: Entry): Aside => ({
   ...(error === undefined ? {} : { error }),
 })
 
-/** The same envelope as db/outbox.ts makes, around data that stays the text it is. */
+/** Its data stays the text it is. */
 export function toOutgoing(row: OutboxRow): Outgoing {
-  const head = JSON.stringify({
-    specversion: '1.0',
-    id: row.messageId,
-    source: '/flotilla',
-    type: row.type,
-    subject: row.subject,
-    time: new Date(row.createdMs).toISOString(),
-    datacontenttype: 'application/json',
-    sequence: String(row.sequence),
-    ...(row.requestId === null ? {} : { requestid: row.requestId }),
-    ...(row.traceparent ? { traceparent: row.traceparent } : {}),
-  })
+  const head = JSON.stringify(envelopeOf(row))
   return {
     id: row.messageId,
     type: row.type,
     subject: row.subject,
     body: Buffer.from(`${head.slice(0, -1)},"data":${row.data}}`),
-    ...(row.traceparent ? { traceparent: row.traceparent } : {}),
+    ...(row.traceparent === null ? {} : { traceparent: row.traceparent }),
   }
 }
