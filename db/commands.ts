@@ -118,9 +118,15 @@ const uuidPattern = '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$'
 
 /**
  * Answers commands whose job lies in the dead letter queue without an answer of theirs: their worker died each time.
- * One that is answered later than its job died keeps that answer. @returns how many were answered
+ * One that is answered later than its job died keeps that answer. @param deadIds only these of that queue
+ * @returns how many were answered
  */
-export async function closeDeadCommands(db: Db, response: StoredResponse): Promise<number> {
+export async function closeDeadCommands(
+  on: Db | Tx,
+  response: StoredResponse,
+  deadIds?: readonly string[],
+): Promise<number> {
+  const named = deadIds ? sql`and id = any(${[...deadIds]}::uuid[])` : sql``
   // By the primary key; what is no id (anybody may have sent the job) is not cast to one.
   const { numAffectedRows } = await sql`
     update commands c
@@ -129,9 +135,9 @@ export async function closeDeadCommands(db: Db, response: StoredResponse): Promi
     from (
       select case when data->>'command_id' ~ ${uuidPattern}
         then (data->>'command_id')::uuid end as id
-      from pgboss.job where name = ${deadLetterOf('commands')}
+      from pgboss.job where name = ${deadLetterOf('commands')} ${named}
     ) dead
-    where c.id = dead.id and c.status is null`.execute(db)
+    where c.id = dead.id and c.status is null`.execute(on)
   return Number(numAffectedRows)
 }
 

@@ -4,8 +4,10 @@
 
 import { type SqlBool, sql } from 'kysely'
 import { v7 as uuidv7 } from 'uuid'
+import type { StoredResponse } from '../domain/idempotency.ts'
 import { deadLetterOf, type QueueName, queues } from '../domain/queues.ts'
 import { resolveAudits } from './attempts.ts'
+import { closeDeadCommands } from './commands.ts'
 import { type IdRange, idRange } from './operate.ts'
 import type { Db, Tx } from './schema.ts'
 import { transaction } from './transaction.ts'
@@ -142,22 +144,29 @@ export async function retryFailed(db: Db, chosen: Chosen): Promise<Moved[]> {
   return moved
 }
 
-/** Deletes failed jobs for good; their audit rows stay. @returns those that were still there */
-export async function removeFailed(db: Db, chosen: Chosen): Promise<Moved[]> {
+/**
+ * Deletes failed jobs for good; their audit rows stay. What had asked for a command that nobody has answered yet gets
+ * `answer`. @returns those that were still there
+ */
+export async function removeFailed(
+  db: Db,
+  chosen: Chosen,
+  answer: StoredResponse,
+): Promise<Moved[]> {
   return await transaction(
     db,
     async (tx) => {
       const dead = await lockDead(tx, chosen)
       if (dead.length === 0) return []
+      const deadIds = dead.map(({ dead_id }) => dead_id)
+      if (dead.some(({ queue }) => queue === 'commands')) {
+        await closeDeadCommands(tx, answer, deadIds)
+      }
       await forgetDead(tx, dead)
       await sql`
         delete from pgboss.job j using ${listOf(dead)}
         where j.name = l.queue and j.id = l.id and j.state = 'failed'`.execute(tx)
-      await resolveAudits(
-        tx,
-        dead.map(({ dead_id }) => dead_id),
-        'removed',
-      )
+      await resolveAudits(tx, deadIds, 'removed')
       return dead
     },
     readCommitted,

@@ -8,11 +8,12 @@ import { v7 as uuidv7 } from 'uuid'
 import { type CommandJob, closeDeadCommands, pruneCommands, readOutcome } from '../db/commands.ts'
 import type { Job } from '../db/jobs.ts'
 import { cancelJob } from '../db/operate.ts'
+import { findFailed } from '../db/redrive.ts'
 import { AppError } from '../domain/errors.ts'
 import type { Commands } from '../workers/http/commands.ts'
 import { createCommandHandler } from '../workers/http/later.ts'
-import { givenUp } from '../workers/http/upkeep.ts'
-import { cancelledCommand } from '../workers/problem.ts'
+import { cancelledCommand, givenUpCommand } from '../workers/problem.ts'
+import { removeFailed } from '../workers/removeFailed.ts'
 import { type Api, newKey, openApi, unreachableDatabase } from './api.ts'
 import { type TestDatabase, testDatabase } from './database.ts'
 
@@ -268,11 +269,21 @@ describe('the upkeep', () => {
     const { command_id: waiting } = (await ask({ quantity: 1 })).json
     const job = (await claim()).find(({ data }) => data.command_id === lost)
     await api.jobs.fail(job!, 'its worker died', 'dead')
-    assert.equal(await closeDeadCommands(database.db, givenUp), 1)
-    assert.equal(await closeDeadCommands(database.db, givenUp), 0)
+    assert.equal(await closeDeadCommands(database.db, givenUpCommand), 1)
+    assert.equal(await closeDeadCommands(database.db, givenUpCommand), 0)
     const told = await tell(lost)
     assert.deepEqual([told.status, told.json.code], [500, 'INTERNAL'])
     assert.equal((await tell(waiting)).status, 202)
+  })
+
+  test('a command that was given up is answered before an operator removes its job', async () => {
+    const { command_id: lost } = (await ask({ quantity: 1 })).json
+    const job = (await claim()).find(({ data }) => data.command_id === lost)
+    await api.jobs.fail(job!, 'its worker died', 'dead')
+    const { found } = await findFailed(database.db, [lost])
+    assert.equal((await removeFailed(database.db, { deadIds: [found[0]!.dead_id] })).length, 1)
+    const told = await tell(lost)
+    assert.deepEqual([told.status, told.json.code], [500, 'INTERNAL'])
   })
 
   test('deletes what ended more than two days ago', async () => {

@@ -16,16 +16,11 @@ import {
   listJobs,
   readAuditsOf,
 } from '../db/operate.ts'
-import {
-  countFailed,
-  findFailed,
-  readFailedCounts,
-  removeFailed,
-  retryFailed,
-} from '../db/redrive.ts'
+import { countFailed, findFailed, readFailedCounts, retryFailed } from '../db/redrive.ts'
 import { transaction } from '../db/transaction.ts'
 import { type QueueName, queues } from '../domain/queues.ts'
 import { cancelledCommand } from '../workers/problem.ts'
+import { removeFailed } from '../workers/removeFailed.ts'
 import { type TestDatabase, testDatabase } from './database.ts'
 import { bury } from './failedJobs.ts'
 import { emptyJobs } from './jobRows.ts'

@@ -103,6 +103,11 @@ export const cancelledCommand: StoredResponse = problem(
   ),
 )
 
+/** What a command ends with whose attempts are used up, each by the death of its worker. */
+export const givenUpCommand: StoredResponse = problem(
+  new AppError('INTERNAL', 'the command could not be carried out, and nothing of it was done'),
+)
+
 export function notFound(url: string): AppError {
   const path = url.split('?', 1)[0]!.slice(0, 200)
   return new AppError('NOT_FOUND', `there is nothing at ${path}`)

@@ -1,6 +1,7 @@
 // jobs failed:remove: deletes failed jobs for good. Their audit rows stay, and tell that they were removed.
 
-import { countFailed, removeFailed } from '../../db/redrive.ts'
+import { countFailed } from '../../db/redrive.ts'
+import { removeFailed } from '../../workers/removeFailed.ts'
 import { withDatabase } from '../database.ts'
 import { type Command, callOf, Exit } from '../program.ts'
 import { choose } from '../terminal.ts'

@@ -2,8 +2,9 @@
 // and sits at a terminal: each is shown and asked for. Safe beside workers, beside another operator, and twice.
 
 import { listFailed } from '../../db/operate.ts'
-import { countFailed, removeFailed, retryFailed } from '../../db/redrive.ts'
+import { countFailed, retryFailed } from '../../db/redrive.ts'
 import type { Db } from '../../db/schema.ts'
+import { removeFailed } from '../../workers/removeFailed.ts'
 import { withDatabase } from '../database.ts'
 import { type Command, type Context, callOf, Exit } from '../program.ts'
 import { moment, printable } from '../table.ts'

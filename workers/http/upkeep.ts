@@ -6,19 +6,13 @@ import type { Jobs } from '../../db/jobs.ts'
 import { pruneActions } from '../../db/operatorActions.ts'
 import type { Db } from '../../db/schema.ts'
 import { pruneWebhooks } from '../../db/suppressions.ts'
-import { AppError } from '../../domain/errors.ts'
 import { recoverLoop } from '../jobs.ts'
 import type { Loop } from '../loop.ts'
-import { problem } from '../problem.ts'
+import { givenUpCommand } from '../problem.ts'
 import { everyMinute, scheduledLoop } from '../schedule.ts'
 import type { Worker } from '../worker.ts'
 import { ageMaxSeconds } from './mailgunSignature.ts'
 import type { Stores } from './stores.ts'
-
-/** What GET tells of a command whose attempts are used up, each by the death of its worker. */
-export const givenUp = problem(
-  new AppError('INTERNAL', 'the command could not be carried out, and nothing of it was done'),
-)
 
 /** A signature is not believed any more long before its token is forgotten. */
 const mailgunTokens = { provider: 'mailgun', keepSeconds: 4 * ageMaxSeconds }
@@ -32,7 +26,7 @@ export const upkeepLoops = ({ db, stores, jobs, worker }: Parts): Loop[] => [
   recoverLoop({ jobs, queue: 'commands', worker }),
   {
     name: 'commands given up',
-    pass: () => closeDeadCommands(db, givenUp),
+    pass: () => closeDeadCommands(db, givenUpCommand),
     idleMs: 5000,
     upkeep: true,
   },

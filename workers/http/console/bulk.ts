@@ -6,9 +6,10 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import type { FastifyBaseLogger } from 'fastify'
 import { type FailedPlace, lookFailed } from '../../../db/failedPages.ts'
 import { endAction, noteProgress, type OperatorAction } from '../../../db/operatorActions.ts'
-import { removeFailed, retryFailed } from '../../../db/redrive.ts'
+import { retryFailed } from '../../../db/redrive.ts'
 import type { Db } from '../../../db/schema.ts'
 import type { QueueName } from '../../../domain/queues.ts'
+import { removeFailed } from '../../removeFailed.ts'
 
 /** Rows a transaction: its locks are short, and progress is seen. */
 export const batchMax = 500

@@ -3,11 +3,12 @@
 
 import { type Attempt, type Audit, readAttempts } from '../../../db/attempts.ts'
 import { cancelJob, findJobs, idRange, type JobDetail, readAuditsOf } from '../../../db/operate.ts'
-import { removeFailed, retryFailed } from '../../../db/redrive.ts'
+import { retryFailed } from '../../../db/redrive.ts'
 import { AppError } from '../../../domain/errors.ts'
 import { mask, redact } from '../../../domain/redact.ts'
 import { traceIdOf, traceparentIn } from '../../../domain/traces.ts'
 import { cancelledCommand } from '../../problem.ts'
+import { removeFailed } from '../../removeFailed.ts'
 import { act, field, pressed } from './act.ts'
 import { attemptList } from './failureList.ts'
 import { type Html, html, link, nothing } from './html.ts'
