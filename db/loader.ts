@@ -164,7 +164,8 @@ async function appendRising(
 /**
  * Of a source whose ids turn up out of order: what was seen within the window is dropped. The window is read page by
  * page, and again from its begin when an empty page tells its end, whatever size of page the source likes; what lies
- * before all that may still be read is forgotten.
+ * before all that may still be read is forgotten. What was loaded before there was such a window, or a smaller one, or
+ * before a reset, is looked up among the events.
  */
 async function appendOverlapping(
   pool: pg.Pool,
@@ -191,6 +192,14 @@ async function appendOverlapping(
       [name, [...page.events.ids]],
     )
     const unseen = new Set(rows.map(({ id }) => BigInt(id)))
+    const late = [...unseen].filter((id) => id <= cursor.lastId)
+    if (late.length > 0) {
+      const stored = await client.query<{ id: string }>(
+        'select id from loaded_events where source = $1 and id = any($2::bigint[])',
+        [name, late],
+      )
+      for (const { id } of stored.rows) unseen.delete(BigInt(id))
+    }
     fresh = someOf(page.events, (id) => unseen.has(id))
     move = { toId, scanId, added: countOf(fresh) }
     await client.query(moveText(name, cursor, move, pages))

@@ -64,6 +64,7 @@ export function openHttpFetcher({ bytesMax, budget, secretOf }: HttpFetcherOptio
       refuseUnlessGood(response)
       const lines = source.type === 'ndjson' ? limit : undefined
       const { body, isCut } = await readBody(response, { bytesMax, lines, signal, share, reply })
+      share.whole()
       const { events, newestId } = lines
         ? { events: readLines(body), newestId: undefined }
         : readReply(body)
@@ -256,6 +257,7 @@ function unpacked(response: IncomingMessage): Readable {
   if (encoding === 'identity' || encoding === '') return response
   const unpack = { gzip: createGunzip, 'x-gzip': createGunzip, deflate: createInflate }[encoding]
   if (unpack === undefined) {
+    response.destroy()
     throw new SourceFault(`its content-encoding is ${encoding.slice(0, 40)}: gzip or none is right`)
   }
   const stream = unpack()

@@ -56,10 +56,10 @@ export type LoaderOptions = {
   random?: () => number
 }
 
-/** A lease outlives its request by this: what comes before it, a stalled process, the way of an answer, ms. */
-export const leaseMarginMs = 5000
-/** Of that, what must be left when the request is sent. */
-const sendMarginMs = 1000
+/** A lease is longer than its request by this: what comes before it, and a stalled process, ms. */
+const leaseMarginMs = 4000
+/** And outlives it by this, or by the gap where that is more: who takes over may ask at once. */
+const endMarginMs = 1000
 /** An idle round sleeps so long, and so does a source that has nothing where there is no gap. */
 export const idleMs = 100
 /** A turn begins so much before its gate should open, to have lock and cursor by then; that little is waited for. */
@@ -71,8 +71,6 @@ const pausedRestMs = 1000
 const pagesMax = 64
 /** Of them, fetched and not yet stored. */
 const pendingMax = 8
-
-export const leaseOf = ({ timeoutMs }: Source): number => timeoutMs + leaseMarginMs
 
 /** A source as this instance sees it. Times by performance.now(). */
 type Seat = {
@@ -117,6 +115,12 @@ export function createLoader(options: LoaderOptions): Loader {
   let onEnd = () => {}
 
   const gapOf = ({ gapMs }: Source): number => Math.max(gapMs, options.gapMs)
+
+  /** What must be left of the lease when a request is sent. */
+  const neededOf = (source: Source): number =>
+    source.timeoutMs + Math.max(endMarginMs, gapOf(source))
+
+  const leaseOf = (source: Source): number => leaseMarginMs + neededOf(source)
 
   /** Of one turn. */
   const pagesOf = (source: Source): number => (gapOf(source) > 0 ? 1 : pagesMax)
@@ -273,11 +277,14 @@ export function createLoader(options: LoaderOptions): Loader {
   async function fetchPages(seat: Seat, lock: Lock, run: Run, signal: AbortSignal): Promise<void> {
     const { source } = seat
     const pages = pagesOf(source)
-    let { afterId } = run.cursor
+    // A window that the source had before it lost its overlap is not read on.
+    let afterId = source.overlap > 0 ? run.cursor.afterId : run.cursor.lastId
     let room = seat.room
     for (let i = 0; i < pages && room > 0; i++) {
-      if (signal.aborted || lock.until - performance.now() < source.timeoutMs + sendMarginMs) return
+      if (signal.aborted || lock.until - performance.now() < neededOf(source)) return
       const page = await fetchPage(seat, lock, run, afterId, room)
+      // Without the page before it, it would move the cursor past what is not stored.
+      if (run.isBroken) return page.free?.()
       if (countOf(page.events) === 0 && !endsWindow(source, run.cursor)) return page.free?.()
       run.hasEvents = true
       run.pending.push(page)
@@ -286,7 +293,7 @@ export function createLoader(options: LoaderOptions): Loader {
         run.appending.catch(() => {})
       }
       if (run.pending.length >= pendingMax) await run.appending
-      if (run.isBroken || !page.more || source.overlap > 0) return
+      if (!page.more || source.overlap > 0) return
       afterId = lastIdOf(page.events) ?? afterId
       room -= countOf(page.events)
     }
@@ -307,7 +314,7 @@ export function createLoader(options: LoaderOptions): Loader {
     const page = await fetchers[source.type].fetch(source, afterId, Math.min(batchMax, room), {
       signal: dying,
       sending() {
-        if (lock.until - performance.now() < source.timeoutMs + sendMarginMs) throw new TooLate()
+        if (lock.until - performance.now() < neededOf(source)) throw new TooLate()
         run.wasAsked = true
       },
     })

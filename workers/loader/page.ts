@@ -89,7 +89,7 @@ class Scanner {
         reply.events = this.#events()
         found = true
       } else if (key === 'last_id' && isDigit(this.#bytes[this.at])) {
-        reply.newestId = this.#integer('last_id')
+        reply.newestId = this.#integer('last_id', 0n)
       } else this.#value(1)
     })
     if (!found)
@@ -186,7 +186,7 @@ class Scanner {
     return BigInt(value)
   }
 
-  #integer(what: string): bigint {
+  #integer(what: string, least = 1n): bigint {
     const from = this.at
     this.#number()
     const text = this.#bytes.toString('latin1', from, this.at)
@@ -194,8 +194,8 @@ class Scanner {
       throw new SourceFault(`${what} must be a positive integer, and is ${text.slice(0, 40)}`)
     }
     const id = BigInt(text.length > 19 ? text.slice(0, 20) : text)
-    if (id > 0n && id <= idMax) return id
-    throw new SourceFault(`${what} must be from 1 to ${idMax}, and is ${text.slice(0, 40)}`)
+    if (id >= least && id <= idMax) return id
+    throw new SourceFault(`${what} must be from ${least} to ${idMax}, and is ${text.slice(0, 40)}`)
   }
 
   /** Calls `value` at the begin of each value, which it has to pass. */
