@@ -101,6 +101,7 @@ export function decodeEmailJob(data: unknown): EmailJob {
   }
   if (job.created_at !== undefined) time(job, 'created_at', 'created_at')
   const values = record(job.payload, 'payload')
+  if (values.locale !== undefined) text(values, 'locale')
   if (job.template === 'alert') {
     checkAlert(values)
     return data as EmailJob

@@ -156,7 +156,9 @@ test('what Mailgun refuses is told apart by its words as well as its status', ()
     [500, '<html>', 'unknown'],
     [502, '', 'unknown'],
     [503, JSON.stringify({ message: limit }), 'unknown'],
-    [200, 'not JSON', 'sent'],
+    [200, JSON.stringify({ id: '<1@mg.shop.example>', message: 'Queued. Thank you.' }), 'sent'],
+    // Asked for: a proxy says so as well.
+    [200, '<html>', 'unknown'],
   ]
   for (const [status, body, expected] of cases) {
     const outcome = answerOf(status, no, body)
@@ -277,6 +279,27 @@ describe('smtp', () => {
     assert.equal(nobody.find, undefined)
   })
 
+  test('refuses what is larger than the server takes, and what follows goes out over the same connection', async () => {
+    const small = await openMailServer({ size: 20_000 })
+    const provider = open(`smtp://127.0.0.1:${small.port}`)
+    const large = { ...mailOf(), text: 'x'.repeat(30_000) }
+    assert.equal((await provider.send(mailOf(), signal)).is, 'sent')
+    assert.equal((await provider.send(large, signal)).is, 'rejected')
+    assert.equal((await provider.send(mailOf(), signal)).is, 'sent')
+    assert.deepEqual([small.mails.length, small.connections], [2, 1])
+  })
+
+  test('keeps no listener of a mail that is gone', async () => {
+    const warned: Error[] = []
+    const note = (warning: Error) => warned.push(warning)
+    process.on('warning', note)
+    const provider = open()
+    for (let i = 0; i < 15; i++) await provider.send(mailOf(), signal)
+    await new Promise(setImmediate)
+    process.off('warning', note)
+    assert.deepEqual(warned, [])
+  })
+
   test('speaks TLS from the start, knows a strange certificate, and logs in', async () => {
     const tls = await openMailServer({ secure: true, authOptional: false })
     const at = `127.0.0.1:${tls.port}`
@@ -300,12 +323,15 @@ describe('smtp', () => {
     assert.equal((await insists.send(mailOf(), signal)).is, 'down')
     const server_ = (text: string) => parseSmtpUrl(text).connection
     assert.equal(server_('smtp://a:b@mail.example.com').requireTLS, true)
+    assert.equal(server_('smtp://a:b@localhost.example.com').requireTLS, true)
+    assert.equal(server_('smtp://a:b@localhost').requireTLS, false)
     assert.equal(server_('smtp://mail.example.com').requireTLS, false)
     assert.deepEqual([server_('smtp://h').port, server_('smtps://h').port], [587, 465])
   })
 
   test('SMTP_URL is refused with what is right, and without its password', () => {
-    for (const text of ['http://h', 'smtp://', 'mail.example.com', 'smtp://u:hush@h?pool=true']) {
+    const options = ['smtp://u:hush@h?pool=true', 'smtp://u:hush@h?requireTLS=1']
+    for (const text of ['http://h', 'smtp://', 'mail.example.com', ...options]) {
       assert.throws(
         () => parseSmtpUrl(text),
         (error: Error) =>

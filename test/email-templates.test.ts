@@ -182,6 +182,8 @@ Order 0190a1b2-0000-7000-8000-000000000001
       [{ ...job, job_id: '../../etc/passwd' }, /job_id must be/],
       [{ ...job, payload: { ...values, starts_at: 'soon' } }, /starts_at must be a time/],
       [{ ...job, payload: { ...values, total: 5 } }, /payload\.total must be an object/],
+      // Intl would count to it.
+      [{ ...job, payload: { ...values, locale: { length: 2 ** 53 } } }, /locale must be a text/],
     ]
     assert.deepEqual(decodeEmailJob(job), job)
     for (const [data, message] of wrong) assert.throws(() => decodeEmailJob(data), message)

@@ -1,5 +1,6 @@
 // What Mailgun's answers mean, by status and by body: the same refusal comes as 429 in its documents, as 420 from its
-// servers, and as 400, 402 or 403 with the same words (mailgun/mailgun-java#50 and others). After a 5xx the mail may be there.
+// servers, and as 400, 402 or 403 with the same words (mailgun/mailgun-java#50 and others). After a 5xx the mail may be
+// there, and after a 200 that names no mail.
 
 import type { SendOutcome } from './provider.ts'
 
@@ -17,9 +18,9 @@ const whyMax = 300
 const afterMaxMs = 24 * 3_600_000
 
 export function answerOf(status: number, headers: Headers, body: string): SendOutcome {
-  if (status >= 200 && status < 300) return { is: 'sent' }
   const said = messageOf(body)
   const why = `Mailgun answered ${status}: ${said || 'nothing'}`.slice(0, whyMax)
+  if (status >= 200 && status < 300) return hasId(body) ? { is: 'sent' } : { is: 'unknown', why }
   if (status >= 500) return { is: 'unknown', why }
   const isLimit = status === 429 || status === 420 || limitWords.test(said)
   if (isLimit) return { is: 'retry', limits: true, afterMs: waitOf(headers, body), why }
@@ -31,6 +32,15 @@ export function answerOf(status: number, headers: Headers, body: string): SendOu
   if (sandboxWords.test(said)) return { is: 'rejected', why }
   if (status === 402 || status === 403 || accountWords.test(said)) return { is: 'down', why }
   return { is: 'rejected', why }
+}
+
+/** What took the mail says as what. A proxy or a page of a wrong host says 200 as well, and took nothing. */
+function hasId(body: string): boolean {
+  try {
+    return typeof (JSON.parse(body) as { id?: unknown } | null)?.id === 'string'
+  } catch {
+    return false
+  }
 }
 
 /** JSON with a message, or plain text. */

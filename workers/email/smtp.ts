@@ -6,7 +6,7 @@ import { Readable } from 'node:stream'
 import type SMTPConnection from 'nodemailer/lib/smtp-connection'
 import { addressOf, composeMail } from './mime.ts'
 import type { EmailProvider, Mail, SendOutcome } from './provider.ts'
-import { meaningOf, type SmtpError } from './smtpAnswers.ts'
+import { isOfMail, meaningOf, type SmtpError } from './smtpAnswers.ts'
 import type { SmtpServer } from './smtpUrl.ts'
 
 export type SmtpOptions = {
@@ -102,13 +102,20 @@ export function createSmtp(options: SmtpOptions): EmailProvider {
         const envelope = { from: addressOf(mail.from), to: [mail.to], size: message.length }
         await done((tell) => {
           connection.smtp.once('error', tell)
-          connection.smtp.send(envelope, text.stream, (error) => tell(error))
+          connection.smtp.send(envelope, text.stream, (error) => {
+            connection.smtp.off('error', tell)
+            tell(error)
+          })
         })
         keep(connection)
         return { is: 'sent' }
       } catch (error) {
         const { responseCode } = error as SmtpError
         const hadBegun = text.hasBegun()
+        if (isOfMail(error as SmtpError)) {
+          keep(connection)
+          return meaningOf(error as SmtpError, 'asking')
+        }
         drop(connection)
         if (kept && !hadBegun && responseCode === undefined && !signal.aborted) continue
         return meaningOf(error as SmtpError, hadBegun ? 'sending' : 'asking')

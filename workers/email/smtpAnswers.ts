@@ -18,11 +18,16 @@ export type Stage = 'connecting' | 'asking' | 'sending'
 const limitWords = /too many|rate|throttl|limit|slow down|4\.7\.28/i
 const whyMax = 300
 
+/** Not even asked for: it is larger than the server said it takes, or of no form that it could be asked for in. */
+export const isOfMail = ({ code, responseCode }: SmtpError): boolean =>
+  responseCode === undefined && (code === 'EMESSAGE' || code === 'EENVELOPE')
+
 export function meaningOf(error: SmtpError, stage: Stage): SendOutcome & { why: string } {
   const { responseCode, command = '' } = error
   const said = (error.response ?? error.message).replaceAll(/\s+/g, ' ')
   if (typeof responseCode !== 'number') {
     const why = `${said} (${error.code ?? error.name})`.slice(0, whyMax)
+    if (isOfMail(error)) return { is: 'rejected', why }
     // The text had been asked for, and no answer came.
     return stage === 'sending' ? { is: 'unknown', why } : { is: 'down', why }
   }

@@ -20,11 +20,14 @@ export function parseSmtpUrl(text: string): SmtpServer {
   }
   const strange = [...url.searchParams.keys()].find((name) => !known.includes(name))
   if (strange !== undefined) throw new Error(`may have only ${known.join(', ')} after the ?`)
+  const asked = url.searchParams.get('requireTLS')
+  if (asked !== null && asked !== 'true' && asked !== 'false') {
+    throw new Error('may have only requireTLS=true or requireTLS=false')
+  }
   const secure = url.protocol === 'smtps:'
   const host = url.hostname.replace(/^\[|\]$/g, '')
   const user = decodeURIComponent(url.username)
-  const isLocal = /^(localhost|127\.|::1$)/.test(host)
-  const asked = url.searchParams.get('requireTLS')
+  const isLocal = /^(localhost|127(\.\d{1,3}){3}|::1)$/.test(host)
   const requireTLS = asked === null ? user !== '' && !isLocal : asked === 'true'
   const name = url.searchParams.get('name')
   return {
