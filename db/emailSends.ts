@@ -32,10 +32,17 @@ export type Handed =
 
 export type EmailSends = {
   begin(handing: Handing): Promise<Handed>
-  /** `withdrawn`: it is certain that it is not there. */
-  settle(jobId: string, as: 'sent' | 'withdrawn' | 'given_up'): Promise<void>
+  /** Of the hand-over with that number; but that it is there is true whoever says it. */
+  settle(settlement: Settlement): Promise<void>
   /** Once more, or to another provider. @returns undefined when somebody else did */
   again(jobId: string, provider: string, seenHands: number): Promise<number | undefined>
+}
+
+export type Settlement = {
+  jobId: string
+  hands: number
+  /** `withdrawn`: it is certain that it is not there. `given_up`: nobody can say. */
+  as: 'sent' | 'withdrawn' | 'given_up'
 }
 
 /** Nobody's data is at fault where a group fails: all of it is tried again with its jobs. */
@@ -44,12 +51,14 @@ const divides = () => false
 export function openEmailSends(db: Db): EmailSends {
   const begins = createGroup({ commit: (all: Handing[]) => beginAll(db, all), divides })
   const ends = createGroup({
-    commit: (all: { jobId: string; as: string }[]) => settleAll(db, all),
+    commit: (all: Settlement[]) => settleAll(db, all),
     divides,
+    // What is known is not thrown away because the database is slow: a job's own time is shorter.
+    waitMaxMs: 600_000,
   })
   return {
     begin: (handing) => begins.run(handing),
-    settle: (jobId, as) => ends.run({ jobId, as }),
+    settle: (settlement) => ends.run(settlement),
     async again(jobId, provider, seenHands) {
       const { rows } = await sql<{ hands: number }>`
         update email_sends set provider = ${provider}, state = 'handed', hands = hands + 1,
@@ -121,22 +130,20 @@ function toHanded(row: Row, isFirst: boolean): Handed {
     : { is: 'taken' }
 }
 
-async function settleAll(
-  db: Db,
-  all: readonly { jobId: string; as: string }[],
-): Promise<undefined[]> {
+async function settleAll(db: Db, all: readonly Settlement[]): Promise<undefined[]> {
   await sql`
     update email_sends e set state = s.state
-    from unnest(${all.map(({ jobId }) => jobId)}::text[], ${all.map(({ as }) => as)}::text[])
-      as s (job_id, state)
-    where e.job_id = s.job_id and e.state = 'handed'`.execute(db)
+    from unnest(${all.map(({ jobId }) => jobId)}::text[], ${all.map(({ as }) => as)}::text[],
+      ${all.map(({ hands }) => hands)}::int[]) as s (job_id, state, hands)
+    where e.job_id = s.job_id
+      and (s.state = 'sent' or (e.state = 'handed' and e.hands = s.hands))`.execute(db)
   return all.map(() => undefined)
 }
 
 /** A provider's own word, such as a webhook, that it has the mail. */
 export async function confirmEmailSent(on: Db | Tx, jobId: string): Promise<void> {
   await sql`
-    update email_sends set state = 'sent' where job_id = ${jobId} and state = 'handed'`.execute(on)
+    update email_sends set state = 'sent' where job_id = ${jobId} and state <> 'sent'`.execute(on)
 }
 
 /** Longer than anything sends a job once more (`inbox_processed`). */

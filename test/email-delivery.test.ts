@@ -2,13 +2,16 @@
 // Mailgun of its own process that tells what arrived. Time is moved by updating rows.
 
 import assert from 'node:assert/strict'
+import { randomUUID } from 'node:crypto'
 import { after, before, beforeEach, describe, test } from 'node:test'
 import { sql } from 'kysely'
 import { pino } from 'pino'
+import { confirmEmailSent, openEmailSends } from '../db/emailSends.ts'
 import { type Jobs, openJobs } from '../db/jobs.ts'
 import { openRates } from '../db/rates.ts'
 import { suppress } from '../db/suppressions.ts'
 import type { EmailJob } from '../domain/emails.ts'
+import { createDelivery } from '../workers/email/delivery.ts'
 import { type EmailOptions, emailPass } from '../workers/email/email.ts'
 import { createMailgun } from '../workers/email/mailgun.ts'
 import type { EmailProvider, Mail, SendOutcome } from '../workers/email/provider.ts'
@@ -246,6 +249,58 @@ describe('a mail', () => {
     await again()
     await drain(resends)
     assert.equal(mails.length, 3)
+  })
+
+  test('whose outcome is known keeps it while the database is away', async () => {
+    const away = Object.assign(new Error('the database starts'), { code: '57P03' })
+    for (const outcome of [
+      { is: 'sent' },
+      { is: 'rejected', why: 'no such user' },
+      { is: 'down', why: 'busy' },
+    ] as const) {
+      const { mails, provider } = recorder(() => outcome)
+      const sends = openEmailSends(fresh.db)
+      let said = 0
+      const { deliver } = createDelivery({
+        sends: {
+          ...sends,
+          settle: async (one) => (++said <= 2 ? Promise.reject(away) : await sends.settle(one)),
+        },
+        providers: choose(provider),
+        pace: { next: async () => {} },
+        askPace: { next: async () => {} },
+        absentAfterMs: 300_000,
+        unaskable: 'give-up',
+        stopping: signal,
+      })
+      const mail = { ...mails[0], id: randomUUID(), to: 'a@example.org', from: 't@shop.example' }
+      const delivered = await deliver(mail as Mail, false, signal).catch((error) => error)
+      assert.ok(delivered !== away, 'the job does not fail for it')
+      const state = outcome.is === 'sent' ? 'sent' : 'withdrawn'
+      assert.deepEqual(await send(mail.id), { state, hands: 1 })
+    }
+  })
+
+  test('that was given up and turns out to be there is not sent once more', async () => {
+    const sends = openEmailSends(fresh.db)
+    const begin = (jobId: string) =>
+      sends.begin({ jobId, provider: 'recorder', address: 'a@example.org' })
+    const [late, told, other] = [randomUUID(), randomUUID(), randomUUID()]
+    for (const jobId of [late, told]) {
+      await begin(jobId)
+      await sends.settle({ jobId, hands: 1, as: 'given_up' })
+    }
+    await sends.settle({ jobId: late, hands: 1, as: 'sent' })
+    await confirmEmailSent(fresh.db, told)
+    for (const jobId of [late, told]) {
+      const again = await begin(jobId)
+      assert.deepEqual([again.is, 'state' in again && again.state], ['earlier', 'sent'])
+    }
+    // Who lost it says nothing of the hand-over after his.
+    await begin(other)
+    await sends.again(other, 'recorder', 1)
+    await sends.settle({ jobId: other, hands: 1, as: 'withdrawn' })
+    assert.deepEqual(await send(other), { state: 'handed', hands: 2 })
   })
 
   test('goes to the next provider while the first cannot be reached, which is told once, and back when it is back', async () => {

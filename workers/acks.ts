@@ -7,10 +7,10 @@ import { CommitUnknown, isConnectionLost } from '../db/transaction.ts'
 const sayAgainMs = { first: 100, most: 2000 }
 
 /** Says it until it is heard, or until the signal aborts: then the jobs are taken from us. */
-export async function untilSaid(signal: AbortSignal, say: () => Promise<unknown>): Promise<void> {
+export async function untilSaid<T>(signal: AbortSignal, say: () => Promise<T>): Promise<T> {
   for (let waitMs = sayAgainMs.first; ; waitMs = Math.min(2 * waitMs, sayAgainMs.most)) {
     try {
-      return void (await say())
+      return await say()
     } catch (error) {
       const isAway = isConnectionLost(error) || error instanceof CommitUnknown
       if (signal.aborted || !isAway) throw error

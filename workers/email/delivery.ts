@@ -2,8 +2,9 @@
 // may have reached a provider is asked for there before it is sent again, anywhere, and no mail goes to a second provider
 // while that is open. What is only not known yet waits, and spends no attempt.
 
-import type { EmailSends } from '../../db/emailSends.ts'
+import type { EmailSends, Settlement } from '../../db/emailSends.ts'
 import { normalAddress } from '../../domain/emails.ts'
+import { untilSaid } from '../acks.ts'
 import { Postpone, RetryAfter, Unrecoverable } from '../failures.ts'
 import type { Pace } from '../pace.ts'
 import type { EmailProvider, Found, Mail, SendOutcome } from './provider.ts'
@@ -59,7 +60,7 @@ export function createDelivery(options: DeliveryOptions) {
     const found = await ask(mail, begun, signal)
     if (found !== 'absent') return found
     if (begun.hands >= handsMax) {
-      await sends.settle(mail.id, 'given_up')
+      await settle(mail, begun.hands, 'given_up', signal)
       throw new Unrecoverable(`handed over ${begun.hands} times, and each time lost on the way`)
     }
     const againAt = performance.now()
@@ -68,46 +69,55 @@ export function createDelivery(options: DeliveryOptions) {
     return await send({ mail, last, signal, hands }, route, againAt)
   }
 
+  /** What became of it is known: told until it is heard, or the mail would be asked for, or given up, without need. */
+  const settle = (
+    { id: jobId }: Mail,
+    hands: number,
+    as: Settlement['as'],
+    signal: AbortSignal,
+  ): Promise<void> => untilSaid(signal, () => sends.settle({ jobId, hands, as }))
+
   /** The mail is noted as handed over to the route's provider. */
   async function send(one: One, first: Route, firstNotedAt: number): Promise<Delivered> {
     const { mail, last, signal } = one
     const tried = new Set<EmailProvider>()
     let [route, notedAt, hands] = [first, firstNotedAt, one.hands]
     for (;;) {
-      const outcome = (await providers.admits(route))
-        ? await request(mail, route, notedAt, signal)
-        : notAdmitted
+      const mayGo = await untilSaid(signal, () => providers.admits(route))
+      const outcome = mayGo ? await request({ ...one, hands }, route, notedAt) : notAdmitted
       if (outcome.is === 'sent') {
-        await Promise.all([sends.settle(mail.id, 'sent'), providers.worked(route)])
+        await Promise.all([
+          settle(mail, hands, 'sent', signal),
+          untilSaid(signal, () => providers.worked(route)),
+        ])
         return { as: 'sent', provider: route.provider.name }
       }
       // What we broke off ourselves says nothing of the provider.
-      if (!signal.aborted) await tell(route, outcome)
+      if (!signal.aborted) await untilSaid(signal, () => tell(route, outcome))
       if (outcome.is === 'unknown') throw open(outcome.why, last)
       const passesOn = outcome.is === 'down' || (outcome.is === 'retry' && outcome.limits)
       tried.add(route.provider)
       const next = passesOn ? providers.next(tried) : undefined
       if (next === undefined) {
-        await sends.settle(mail.id, 'withdrawn')
+        await settle(mail, hands, 'withdrawn', signal)
         throw refused(outcome)
       }
-      const again = await sends.again(mail.id, next.provider.name, hands)
+      const again = await untilSaid(signal, () => sends.again(mail.id, next.provider.name, hands))
       if (again === undefined) throw new Postpone(1000, 'another worker sends it')
       ;[route, notedAt, hands] = [next, performance.now(), again]
     }
   }
 
   async function request(
-    mail: Mail,
+    { mail, signal, hands }: One,
     { provider }: Route,
     notedAt: number,
-    signal: AbortSignal,
   ): Promise<SendOutcome> {
     try {
       await pace.next(AbortSignal.any([stopping, signal]))
       if (performance.now() - notedAt > staleMs) throw new Error('it took too long to begin')
     } catch (error) {
-      await sends.settle(mail.id, 'withdrawn')
+      await settle(mail, hands, 'withdrawn', signal)
       if (stopping.aborted || signal.aborted) throw new Postpone(0, 'the worker stops')
       throw new Postpone(1000 + jitter(1000), (error as Error).message)
     }
@@ -141,14 +151,14 @@ export function createDelivery(options: DeliveryOptions) {
   /** An earlier hand-over: is it there? */
   async function ask(
     mail: Mail,
-    earlier: { provider: string; ageMs: number },
+    earlier: { provider: string; ageMs: number; hands: number },
     signal: AbortSignal,
   ): Promise<Delivered | 'absent'> {
-    const { provider: name, ageMs } = earlier
+    const { provider: name, ageMs, hands } = earlier
     const provider = providers.named(name)
     if (provider?.find === undefined) {
       if (unaskable === 'resend') return 'absent'
-      await sends.settle(mail.id, 'given_up')
+      await settle(mail, hands, 'given_up', signal)
       throw new Unrecoverable(
         `${name} may have it already and cannot be asked: \`jobs failed:retry\` sends it (again)`,
       )
@@ -159,17 +169,17 @@ export function createDelivery(options: DeliveryOptions) {
     const found = await provider.find(mail, ageMs, signal)
     options.onAsked?.(name, found.is)
     if (found.is === 'there') {
-      await sends.settle(mail.id, 'sent')
+      await settle(mail, hands, 'sent', signal)
       return { as: 'found', provider: name }
     }
     if (found.is === 'rejected') {
-      await sends.settle(mail.id, 'withdrawn')
+      await settle(mail, hands, 'withdrawn', signal)
       throw new Unrecoverable(found.why)
     }
     const waited = ageMs >= absentAfterMs
     if (found.is === 'absent' && (waited || found.isCertain)) return 'absent'
     if (ageMs > askMaxMs) {
-      await sends.settle(mail.id, 'given_up')
+      await settle(mail, hands, 'given_up', signal)
       const why = found.is === 'cannot' ? found.why : 'it does not say'
       throw new Unrecoverable(`whether ${name} has it could not be found out in a day: ${why}`)
     }
