@@ -31,6 +31,8 @@ export type Delivered = { as: 'sent' | 'found'; provider: string } | { as: 'supp
 
 /** Hand-overs in all: as many as a job has attempts. */
 const handsMax = 3
+/** A mail that was noted later than this after its slot needs another: a slow database would let them go in a heap. */
+const lateMs = 500
 /** A worker that slept longer than this after its note does not send: another may be asking by now. */
 const staleMs = 20_000
 /** Who cannot be asked today has the mail, or it is too old to be of use. */
@@ -42,6 +44,8 @@ export function createDelivery(options: DeliveryOptions) {
 
   /** @throws Postpone, RetryAfter, Unrecoverable */
   async function deliver(mail: Mail, last: boolean, signal: AbortSignal): Promise<Delivered> {
+    // Before it is noted: of a worker that dies only what it was sending has to be asked for.
+    await turn(signal)
     const route = providers.next()
     if (route === undefined) throw away()
     const { provider } = route
@@ -63,6 +67,7 @@ export function createDelivery(options: DeliveryOptions) {
       await settle(mail, begun.hands, 'given_up', signal)
       throw new Unrecoverable(`handed over ${begun.hands} times, and each time lost on the way`)
     }
+    await turn(signal)
     const againAt = performance.now()
     const hands = await sends.again(mail.id, provider.name, begun.hands)
     if (hands === undefined) throw new Postpone(1000 + jitter(1000), 'another worker sends it')
@@ -82,9 +87,12 @@ export function createDelivery(options: DeliveryOptions) {
     const { mail, last, signal } = one
     const tried = new Set<EmailProvider>()
     let [route, notedAt, hands] = [first, firstNotedAt, one.hands]
+    let turnAt = notedAt
     for (;;) {
       const mayGo = await untilSaid(signal, () => providers.admits(route))
-      const outcome = mayGo ? await request({ ...one, hands }, route, notedAt) : notAdmitted
+      const outcome = mayGo
+        ? await request({ ...one, hands }, route, { notedAt, turnAt })
+        : notAdmitted
       if (outcome.is === 'sent') {
         await Promise.all([
           settle(mail, hands, 'sent', signal),
@@ -105,21 +113,32 @@ export function createDelivery(options: DeliveryOptions) {
       const again = await untilSaid(signal, () => sends.again(mail.id, next.provider.name, hands))
       if (again === undefined) throw new Postpone(1000, 'another worker sends it')
       ;[route, notedAt, hands] = [next, performance.now(), again]
+      turnAt = Number.NEGATIVE_INFINITY
+    }
+  }
+
+  /** @throws Postpone when there is none */
+  async function turn(signal: AbortSignal): Promise<void> {
+    try {
+      await pace.next(AbortSignal.any([stopping, signal]))
+    } catch (error) {
+      if (stopping.aborted || signal.aborted) throw new Postpone(0, 'the worker stops')
+      throw new Postpone(1000 + jitter(1000), (error as Error).message)
     }
   }
 
   async function request(
     { mail, signal, hands }: One,
     { provider }: Route,
-    notedAt: number,
+    { notedAt, turnAt }: { notedAt: number; turnAt: number },
   ): Promise<SendOutcome> {
     try {
-      await pace.next(AbortSignal.any([stopping, signal]))
-      if (performance.now() - notedAt > staleMs) throw new Error('it took too long to begin')
+      if (performance.now() - turnAt > lateMs) await turn(signal)
+      if (stopping.aborted || signal.aborted) throw new Postpone(0, 'the worker stops')
+      if (performance.now() - notedAt > staleMs) throw new Postpone(1000, 'it took too long')
     } catch (error) {
       await settle(mail, hands, 'withdrawn', signal)
-      if (stopping.aborted || signal.aborted) throw new Postpone(0, 'the worker stops')
-      throw new Postpone(1000 + jitter(1000), (error as Error).message)
+      throw error
     }
     const begunAt = performance.now()
     const outcome = await provider.send(mail, signal)
