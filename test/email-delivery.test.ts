@@ -389,6 +389,24 @@ describe('a mail', () => {
     assert.ok(providers.awayMs() > 580_000)
   })
 
+  test('that tries whether the rate is free again spends no attempt, however often', async () => {
+    await server.mood({ answer: { is: 'refuse', status: 429, body: { message: 'Too many' } } })
+    const waitsMs = { first: 1, most: 1 }
+    const providers = createProviders({ db: fresh.db, providers: [mailgun()], worker, waitsMs })
+    const job = mailJob()
+    await enqueue(job)
+    const pass = build(providers, { concurrency: 1 })
+    for (let i = 0; i < 5; i++) {
+      await again()
+      await drain(pass)
+      await pass.finish?.()
+      await sleep(20)
+      await providers.refresh()
+    }
+    assert.equal((await server.seen()).messages.length, 5)
+    assert.deepEqual([(await jobOf(job.job_id))?.spent, await dead()], [1, []])
+  })
+
   test('to a suppressed address is not sent, however it is written, and its job is done', async () => {
     await suppress(fresh.db, { address: 'anna@example.org', reason: 'bounce', source: 'test' })
     const job = { ...mailJob(), recipient: 'Anna@Example.ORG' }

@@ -108,7 +108,7 @@ export function createDelivery(options: DeliveryOptions) {
       const next = passesOn ? providers.next(tried) : undefined
       if (next === undefined) {
         await settle(mail, hands, 'withdrawn', signal)
-        throw refused(outcome)
+        throw refused(outcome, route)
       }
       const again = await untilSaid(signal, () => sends.again(mail.id, next.provider.name, hands))
       if (again === undefined) throw new Postpone(1000, 'another worker sends it')
@@ -161,9 +161,14 @@ export function createDelivery(options: DeliveryOptions) {
   const away = () =>
     new Postpone(providers.awayMs() + 500 + jitter(2000), 'no mail provider is there')
 
-  function refused(outcome: Exclude<SendOutcome, { is: 'sent' | 'unknown' }>): Error {
+  function refused(
+    outcome: Exclude<SendOutcome, { is: 'sent' | 'unknown' }>,
+    { isProbe }: Route,
+  ): Error {
     if (outcome.is === 'rejected') return new Unrecoverable(outcome.why)
-    if (outcome.is === 'retry') return new RetryAfter(outcome.afterMs, outcome.why)
+    // Whoever tries out for the others, while all are refused, spends none: it would end as a dead letter.
+    const isOnlyTrying = outcome.is === 'retry' && outcome.limits && isProbe
+    if (outcome.is === 'retry' && !isOnlyTrying) return new RetryAfter(outcome.afterMs, outcome.why)
     return new Postpone(providers.awayMs() + 500 + jitter(2000), outcome.why)
   }
 
