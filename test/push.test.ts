@@ -604,6 +604,33 @@ describe('the push worker', () => {
     assert.equal(failed + created, 100)
   })
 
+  test('that tries the way while all are refused for what is true of all waits with the rest', async () => {
+    let [at, answer] = [0, 'rejected']
+    const why = 'FCM: 403 PERMISSION_DENIED'
+    const { sent, provider } = recorder(() =>
+      answer === 'sent'
+        ? { is: 'sent' }
+        : { is: 'rejected', code: 'PERMISSION_DENIED', why, ours: true },
+    )
+    const circuit = createCircuit({ log: silent, what: 'fcm', now: () => at })
+    circuit.gone(why)
+    const pass = build(provider, { circuit })
+    await send('push', ...many(3).map((token) => pushJob([token])))
+    for (let probes = 1; probes <= 5; probes++) {
+      at += circuit.waitMs()
+      await makeDue()
+      await pass(signal, all)
+      await pass.finish?.()
+      assert.equal(sent.length, probes)
+    }
+    assert.deepEqual(await states(), { created: 3 })
+    answer = 'sent'
+    at += circuit.waitMs()
+    await makeDue()
+    await drain(pass)
+    assert.deepEqual(await states(), { completed: 3 })
+  })
+
   test('in the priority queue, too: retried, dead with its audit, and sent once it is retried', async () => {
     let isUp = false
     const { sent, provider } = recorder(() =>

@@ -57,8 +57,10 @@ export function pushPass(options: PushOptions): Pass {
     const expiresAt = new Date(data.expires_at ?? Date.now() + ttlSeconds * 1000)
     if (expiresAt.getTime() <= Date.now()) return tellExpired(job)
     const device = readTarget(data.fcm_tokens[0] as Target)
-    const outcome = await sendTraced({ job: data, device, expiresAt }, job, signal)
-    await settle(job, { job: data, device, expiresAt }, outcome)
+    const push = { job: data, device, expiresAt }
+    const isProbe = circuit.away() !== undefined
+    const outcome = await sendTraced(push, job, signal)
+    await settle(job, push, outcome, isProbe)
   }
 
   async function turn(signal: AbortSignal): Promise<void> {
@@ -89,7 +91,12 @@ export function pushPass(options: PushOptions): Pass {
     )
   }
 
-  async function settle(job: Traced<PushJob>, push: Push, outcome: PushOutcome): Promise<void> {
+  async function settle(
+    job: Traced<PushJob>,
+    push: Push,
+    outcome: PushOutcome,
+    isProbe: boolean,
+  ): Promise<void> {
     const { template } = job.data
     switch (outcome.is) {
       case 'sent':
@@ -101,6 +108,8 @@ export function pushPass(options: PushOptions): Pass {
       case 'rejected':
         if (outcome.ours) circuit.bad(outcome.why)
         else circuit.good()
+        // It only tries out for the others: one a minute would end so for as long as we are refused.
+        if (outcome.ours && isProbe) throw postponed(outcome.why)
         options.onFailed?.(template, outcome.code)
         throw new Unrecoverable(outcome.why)
       case 'away':
