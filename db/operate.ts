@@ -276,7 +276,7 @@ export type Cancelled = 'cancelled' | 'lost'
  * Takes a job out of its queue for good, in whatever state it waits or runs. The worker that has it in hand drops it
  * when it hears of it, within a second as a rule, and settles nothing any more. What had asked for a command gets
  * `answer`; the command then cannot be carried out any more, and one that was answered keeps its answer.
- * @returns `lost`: it has finished meanwhile
+ * @returns `lost`: it has finished or failed for good meanwhile
  */
 export async function cancelJob(
   db: Db,
@@ -298,20 +298,26 @@ export async function cancelJob(
   return 'cancelled'
 }
 
+/** A worker puts back what it has in hand, or takes what waits, between one look and the next. */
+const looksMax = 3
+
 /** In the queue, or in hand. @returns undefined when it is neither */
 async function cancelRow(
   tx: Tx,
   queue: QueueName,
   id: string,
 ): Promise<{ data: unknown } | undefined> {
-  const { rows } = await sql<{ data: unknown }>`
-    update pgboss.job set state = 'cancelled', completed_on = clock_timestamp()
-    where name = ${queue} and id = ${id} and state < 'completed' returning data`.execute(tx)
-  if (rows[0]) return rows[0]
-  const held = await sql<{ cancelled: number }>`
-    select cancel_in_hand(${queue}, ${id}) as cancelled`.execute(tx)
-  if (held.rows[0]?.cancelled !== 1) return undefined
-  const found = await sql<{ data: unknown }>`
-    select data from pgboss.job where name = ${queue} and id = ${id}`.execute(tx)
-  return found.rows[0]
+  for (let look = 0; look < looksMax; look++) {
+    const { rows } = await sql<{ data: unknown }>`
+      update pgboss.job set state = 'cancelled', completed_on = clock_timestamp()
+      where name = ${queue} and id = ${id} and state < 'completed' returning data`.execute(tx)
+    if (rows[0]) return rows[0]
+    const held = await sql<{ cancelled: number }>`
+      select cancel_in_hand(${queue}, ${id}) as cancelled`.execute(tx)
+    if (held.rows[0]?.cancelled !== 1) continue
+    const found = await sql<{ data: unknown }>`
+      select data from pgboss.job where name = ${queue} and id = ${id}`.execute(tx)
+    return found.rows[0]
+  }
+  return undefined
 }

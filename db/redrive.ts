@@ -68,7 +68,7 @@ export type FoundFailed = {
   found: Moved[]
   /** Not among the failed. */
   unknown: string[]
-  /** Beginnings that several ids have. */
+  /** What several are meant by; of several under one id, their ids in the dead letter queues. */
   ambiguous: { given: string; ids: string[] }[]
 }
 
@@ -103,7 +103,9 @@ export async function findFailed(
   for (const [text, range] of ranges) {
     const matches = range ? matching(byId, range) : []
     if (matches.length > 1) {
-      outcome.ambiguous.push({ given: text, ids: matches.map(({ id }) => id) })
+      const ids = matches.map(({ id }) => id)
+      const isOne = new Set(ids).size < ids.length
+      outcome.ambiguous.push({ given: text, ids: isOne ? matches.map((one) => one.dead_id) : ids })
     } else if (matches[0]) found.add(matches[0])
     else outcome.unknown.push(text)
   }

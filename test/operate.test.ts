@@ -24,6 +24,7 @@ import { removeFailed } from '../workers/removeFailed.ts'
 import { type TestDatabase, testDatabase } from './database.ts'
 import { bury } from './failedJobs.ts'
 import { emptyJobs } from './jobRows.ts'
+import { until } from './worker.ts'
 
 describe('an operator', () => {
   let test1: TestDatabase
@@ -110,6 +111,18 @@ describe('an operator', () => {
     const { ambiguous, found } = await findFailed(test1.db, ['abcdef01'])
     assert.equal(found.length, 0)
     assert.deepEqual(new Set(ambiguous[0]?.ids), new Set([`${same}1`, `${same}2`]))
+  })
+
+  test('is told the ids in the dead letter queues when two of them have one job', async () => {
+    const id = randomUUID()
+    const dead = [
+      ...(await bury(test1.db, 'outbox', 1, { ids: [id] })),
+      ...(await bury(test1.db, 'inbox', 1, { ids: [id] })),
+    ].map(({ dead_id }) => dead_id)
+    const { ambiguous } = await findFailed(test1.db, [id])
+    assert.deepEqual(new Set(ambiguous[0]?.ids), new Set(dead))
+    const { found } = await findFailed(test1.db, dead)
+    assert.equal(found.length, 2)
   })
 
   test('knows what may be an id', () => {
@@ -289,4 +302,28 @@ describe('an operator', () => {
     assert.equal(await stateOf(job.id), 'finished')
     assert.deepEqual(await jobs.fetch('email', 1), [])
   })
+
+  test('cancels what its worker is just giving back: it does not run again', async () => {
+    for (const inHand of [1, 2]) {
+      await emptyJobs(test1.db)
+      await jobs.send(test1.db, 'email', [{ data: {} }, { data: {} }].slice(0, inHand))
+      const [job] = await jobs.fetch('email', inHand)
+      assert.ok(job?.claim)
+      const worker = await test1.db.startTransaction().execute()
+      await sql`select settle_claims('email', array[${job.claim.id}]::bigint[],
+        array[${'10'.slice(0, inHand)}], 'created')`.execute(worker)
+      const cancelled = cancelJob(test1.db, job, cancelledCommand)
+      await until(async () => (await waiting()) === 1)
+      await worker.commit().execute()
+      assert.equal(await cancelled, 'cancelled')
+      assert.deepEqual(await jobs.fetch('email', 2), [])
+    }
+  })
+
+  const waiting = async (): Promise<number> => {
+    const { rows } = await sql`
+      select from pg_stat_activity
+      where datname = current_database() and wait_event_type = 'Lock'`.execute(test1.db)
+    return rows.length
+  }
 })

@@ -1,10 +1,10 @@
 // jobs cancel: takes a job out of its queue for good. A worker that has it in hand is told to drop it; the job does not
 // run again, whatever becomes of it there.
 
-import { cancelJob, idRange } from '../../db/operate.ts'
+import { cancelJob, idRange, type JobDetail } from '../../db/operate.ts'
 import { cancelledCommand } from '../../workers/problem.ts'
 import { withDatabase } from '../database.ts'
-import { type Command, callOf, Exit, givenOnce } from '../program.ts'
+import { type Command, type Context, callOf, Exit, givenOnce } from '../program.ts'
 import { moment } from '../table.ts'
 import { checkIds, jsonOption, queueNamed, queueOption } from './options.ts'
 import { findOne } from './show.ts'
@@ -29,14 +29,10 @@ export const cancel: Command<Arguments> = (context) => ({
       if (job.raw_state === 'cancelled') {
         return context.say(json ? document(job, false) : `${job.id} is cancelled already`)
       }
-      if (job.dead_id !== null) {
-        const right = callOf(context, `failed:remove ${job.id}`)
-        throw new Exit('failed', `${job.id} has failed, it does not wait any more: ${right}`)
-      }
-      if (job.state === 'finished') {
-        throw new Exit('failed', `${job.id} is ${job.raw_state} since ${moment(job.finished_at)}`)
-      }
+      refuseOver(context, job)
       if ((await cancelJob(db, job, cancelledCommand)) === 'lost') {
+        const now = await findOne(db, job.id, job.queue)
+        if (now) refuseOver(context, now)
         throw new Exit('failed', `${job.id} has just finished: it was too late`)
       }
       const running = job.state === 'active'
@@ -51,6 +47,17 @@ export const cancel: Command<Arguments> = (context) => ({
     })
   },
 })
+
+/** @throws Exit 1 when the job has failed for good or is finished */
+function refuseOver(context: Context, { id, dead_id, state, raw_state, finished_at }: JobDetail) {
+  if (dead_id !== null) {
+    const right = callOf(context, `failed:remove ${id}`)
+    throw new Exit('failed', `${id} has failed, it does not wait any more: ${right}`)
+  }
+  if (state === 'finished') {
+    throw new Exit('failed', `${id} is ${raw_state} since ${moment(finished_at)}`)
+  }
+}
 
 const document = ({ id, queue }: { id: string; queue: string }, running: boolean): string =>
   JSON.stringify({ id, queue, cancelled: true, was_running: running }, null, 2)

@@ -30,7 +30,7 @@ export function checkGiven(given: Given): Asked {
 export type Outcome = { moved: Moved[]; unknown: string[] }
 type Move = (db: Db, chosen: Chosen) => Promise<Moved[]>
 
-/** Those that are named, whatever else is unknown. @throws Exit 2 when the beginning of an id is that of several */
+/** Those that are named, whatever else is unknown. @throws Exit 2 when an id is that of several */
 export async function moveNamed(
   context: Context,
   db: Db,
@@ -41,7 +41,7 @@ export async function moveNamed(
   const { found, unknown, ambiguous } = await findFailed(db, ids, names)
   const [first] = ambiguous
   if (first) {
-    throw new Exit('usage', `${first.given} may mean ${first.ids.join(', ')}: give more of the id`)
+    throw new Exit('usage', `${first.given} may mean ${first.ids.join(', ')}: give one of these`)
   }
   const moved: Moved[] = []
   for (let at = 0; at < found.length; at += batchMax) {
