@@ -92,11 +92,13 @@ export async function writeAttempt(
         stack = excluded.stack`.execute(tx)
 }
 
-/** How often a worker died with the job in hand. */
-export async function countDeaths(tx: Tx, jobId: string, queue: string): Promise<number> {
+/** How often a worker died with the job in hand, before this attempt: what came before a retry by hand is past. */
+export async function countDeaths(tx: Tx, { jobId, queue, attempt }: AttemptKey): Promise<number> {
   const { rows } = await sql<{ deaths: number }>`
     select count(*)::int as deaths from job_errors
-    where job_id = ${jobId} and queue = ${queue} and kind = 'died'`.execute(tx)
+    where job_id = ${jobId} and queue = ${queue} and kind = 'died' and attempt < ${attempt}`.execute(
+    tx,
+  )
   return rows[0]?.deaths ?? 0
 }
 

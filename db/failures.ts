@@ -80,10 +80,12 @@ export async function recoverJobs(boss: PgBoss, tx: Tx, queue: string): Promise<
   await openStaleClaims(tx, queue)
   // Whatever the statistics say, few are active.
   await sql`set local enable_seqscan = off`.execute(tx)
+  // Found after its time, whoever showed no sign of life any more died all the same.
   const { rows } = await sql<Stale & { late: boolean }>`
     select id, data, retry_count as "retryCount", retry_limit as "retryLimit",
       created_on as "createdAt",
-      started_on + expire_seconds * interval '1 second' < clock_timestamp() as late
+      coalesce(heartbeat_on + heartbeat_seconds * interval '1 second' >= clock_timestamp(), true)
+        as late
     from pgboss.job
     where name = ${queue} and state = 'active' and (
       heartbeat_on + heartbeat_seconds * interval '1 second' < clock_timestamp()
@@ -105,7 +107,8 @@ function tookTooLong(job: Job): Failure {
 }
 
 async function diedWith(tx: Tx, job: Job): Promise<Failure> {
-  const deaths = 1 + (await countDeaths(tx, job.id, job.queue))
+  const { id: jobId, queue, attempt } = job
+  const deaths = 1 + (await countDeaths(tx, { jobId, queue, attempt }))
   const error = `its worker died or lost the database (${deaths} of ${deathsMax} times)`
   return { error, kind: 'died', next: deaths >= deathsMax ? 'dead' : { delayMs: 0 } }
 }

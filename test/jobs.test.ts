@@ -11,6 +11,7 @@ import { readQueueRates, readQueueStats } from '../db/jobStats.ts'
 import { type Job, type Jobs, openJobs } from '../db/jobs.ts'
 import { installJobs, pgbossSchemaVersion } from '../db/jobTable.ts'
 import { pauseQueue, readPaused, resumeQueue } from '../db/pauses.ts'
+import { retryFailed } from '../db/redrive.ts'
 import { transaction } from '../db/transaction.ts'
 import { deadLetterOf, type QueueName, queues } from '../domain/queues.ts'
 import { type TestDatabase, testDatabase } from './database.ts'
@@ -267,6 +268,22 @@ describe('the job table', () => {
       ['SASO-INFRA-9100', id, 'inbox', 'order.completed', 'pg-boss', 3],
     )
     assert.match(audit!.errors[2]!.message, /its worker died .* \(3 of 3 times\)/)
+    // What an operator gives back has its deaths before it as well.
+    await retryFailed(test1.db, { deadIds: [dead!.id] })
+    assert.equal((await fetchOne('inbox')).id, id)
+    assert.deepEqual(await die('inbox'), ['retry'])
+  })
+
+  test('a death that is found late is one all the same: it spends no attempt', async () => {
+    await empty()
+    await jobs.send(test1.db, 'email', [{ data: {} }])
+    await fetchOne('email')
+    await claimEarlier(test1.db, 121)
+    await loseLife(test1.db)
+    const [recovered] = await jobs.recover('email')
+    assert.match(recovered?.why ?? '', /its worker died/)
+    const suspect = await jobs.fetchSuspect('email')
+    assert.deepEqual([suspect?.attempt, suspect?.attemptsMax], [2, 4])
   })
 
   test('a death spends no attempt: who only shared it has them all, and is free after one run', async () => {
