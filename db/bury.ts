@@ -25,6 +25,8 @@ export async function buryNew(
   { jobId, queue, attempt, data }: Burial,
   error: Error,
 ): Promise<Audit | undefined> {
+  // The same at the same time waits here, and finds it below.
+  await sql`select pg_advisory_xact_lock(hashtext('bury'), hashtext(${jobId}))`.execute(tx)
   // By job_i12 (source_root_id).
   const { rows } = await sql<{ id: string }>`
     insert into pgboss.job (id, name, data, retry_limit, keep_until, deletion_seconds, policy,

@@ -5,7 +5,9 @@ import assert from 'node:assert/strict'
 import { randomUUID } from 'node:crypto'
 import { getEventListeners } from 'node:events'
 import { after, before, beforeEach, describe, test } from 'node:test'
+import { setTimeout as sleep } from 'node:timers/promises'
 import { sql } from 'kysely'
+import { buryNew } from '../db/bury.ts'
 import { type Jobs, openJobs } from '../db/jobs.ts'
 import { transaction } from '../db/transaction.ts'
 import { putUser } from '../db/users.ts'
@@ -117,6 +119,19 @@ describe('the inbox over a broker', () => {
     assert.equal((await jobsIn('inbox.dead')).length, 2)
     assert.equal(acked.length, 3)
     assert.equal(counted.length, 3)
+  })
+
+  test('the same bytes are buried once, also by two inboxes at once', async () => {
+    const burial = { jobId: randomUUID(), queue: 'inbox', attempt: 1, data: {} } as const
+    const one = await fresh.db.startTransaction().setIsolationLevel('read committed').execute()
+    assert.ok(await buryNew(one, burial, new Error('no')))
+    const other = transaction(fresh.db, (tx) => buryNew(tx, burial, new Error('no')), {
+      isolation: 'read committed',
+    })
+    await Promise.race([other, sleep(200)])
+    await one.commit().execute()
+    assert.equal(await other, undefined)
+    assert.equal((await jobsIn('inbox.dead')).length, 1)
   })
 
   test('what Postgres cannot store is buried, and the messages behind it are handled', async () => {
