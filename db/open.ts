@@ -1,11 +1,13 @@
 // Opens the pool every other file of this layer is handed. A broken idle connection is dropped and never reaches the
 // process as an uncaught error; the next statement opens a new one. A connection that swallows a statement and gives no
-// answer, as one through a dead network does, is broken off after a while: nobody waits for it for ever.
+// answer, as one through a dead network does, is broken off after a while: nobody waits for it for ever. So is one whose
+// server takes no writes any more: the next one may lead to a server that does.
 
 import type { Socket } from 'node:net'
 import { Kysely, PostgresDialect } from 'kysely'
 import pg from 'pg'
 import type { Db, Schema } from './schema.ts'
+import { readOnlyState, sqlState } from './transaction.ts'
 
 export type Database = {
   db: Db
@@ -31,7 +33,7 @@ const defaultStatementMaxMs = 30_000
 export function openDatabase(options: OpenOptions): Database {
   const { url, name, poolMax = 10, statementMaxMs = defaultStatementMaxMs, onIdleError } = options
   const pool = new pg.Pool({
-    Client: statementMaxMs > 0 ? impatient(statementMaxMs) : pg.Client,
+    Client: watchful(statementMaxMs),
     connectionString: url,
     application_name: `flotilla:${name}`,
     max: poolMax,
@@ -51,29 +53,33 @@ export function openDatabase(options: OpenOptions): Database {
 type Query = (...given: unknown[]) => unknown
 
 /**
- * A client that breaks its connection when a statement gets no answer. pg's own query_timeout gives such a connection
- * back to the pool, where the next statement waits behind the lost one.
+ * A client that breaks its connection when a statement gets no answer, and when the server was made a standby or is set
+ * to read only, which a session does not outgrow. pg's own query_timeout gives a connection that waits back to the pool,
+ * where the next statement waits behind the lost one.
  */
-function impatient(maxMs: number): typeof pg.Client {
+function watchful(maxMs: number): typeof pg.Client {
   return class extends pg.Client {
     override query = ((...given: unknown[]) => {
       const { stream } = (this as unknown as { connection: { stream: Socket } }).connection
-      const timer = setTimeout(() => {
+      const giveUp = () => {
         stream.destroy(new Error(`Connection terminated: no answer within ${maxMs} ms`))
-      }, maxMs)
+      }
+      const timer = maxMs > 0 ? setTimeout(giveUp, maxMs) : undefined
+      const done = (error?: unknown) => {
+        clearTimeout(timer)
+        if (sqlState(error) === readOnlyState) this.end().catch(() => {})
+      }
       const callback = given.at(-1)
       if (typeof callback === 'function') {
         const answered: Query = (...answer) => {
-          clearTimeout(timer)
+          done(answer[0])
           return callback(...answer)
         }
         return (super.query as Query)(...given.slice(0, -1), answered)
       }
       const answer = (super.query as Query)(...given)
-      if (answer instanceof Promise) {
-        const done = () => clearTimeout(timer)
-        answer.then(done, done)
-      } else clearTimeout(timer)
+      if (answer instanceof Promise) answer.then(() => done(), done)
+      else clearTimeout(timer)
       return answer
     }) as typeof pg.Client.prototype.query
   }

@@ -38,15 +38,19 @@ export function sqlState(error: unknown): string | undefined {
 
 const networkFaults = new Set(['ECONNREFUSED', 'ECONNRESET', 'EPIPE', 'ETIMEDOUT', 'ENOTFOUND'])
 
+/** The server is a standby by now, or set to read only as one that runs out of disk may be. */
+export const readOnlyState = '25006'
+
 /**
  * Whether an error says that Postgres could not be reached, hung up, or cannot work now for want of disk, memory or
- * connections (classes 08, 53, 57P, 58), rather than what it thought of a statement. The same may go well later.
+ * connections (classes 08, 53, 57P, 58) or as it takes no writes, rather than what it thought of a statement. The same
+ * may go well later.
  */
 export function isConnectionLost(error: unknown): boolean {
   // First: EPIPE has the form of an SQLSTATE.
   if (networkFaults.has(String((error as { code?: unknown } | null)?.code))) return true
   const state = sqlState(error)
-  if (state !== undefined) return /^(08|53|57P|58)/.test(state)
+  if (state !== undefined) return state === readOnlyState || /^(08|53|57P|58)/.test(state)
   return (
     error instanceof Error &&
     /Connection terminated|connection error|trying to connect|not queryable/i.test(error.message)

@@ -5,7 +5,7 @@ import { randomUUID } from 'node:crypto'
 import { test } from 'node:test'
 import { sql } from 'kysely'
 import { openDatabase } from '../db/open.ts'
-import type { Tx } from '../db/schema.ts'
+import type { Db, Tx } from '../db/schema.ts'
 import { CommitUnknown, isConnectionLost, transaction } from '../db/transaction.ts'
 import { AppError } from '../domain/errors.ts'
 import { transactionDelayMs } from '../domain/retries.ts'
@@ -177,12 +177,31 @@ test('a connection that swallows a statement is given up, and the pool goes on',
   }
 })
 
+test('a server that takes no writes any more is left for one that does', async () => {
+  const demoted = openDatabase({ url, name: 'demoted', poolMax: 1 })
+  const insert = (on: Db | Tx) => sql`insert into users (id) values (${randomUUID()})`.execute(on)
+  try {
+    for (const write of [() => insert(demoted.db), () => transaction(demoted.db, insert)]) {
+      await write()
+      await sql`set default_transaction_read_only = on`.execute(demoted.db)
+      await assert.rejects(write(), isConnectionLost)
+      await write()
+    }
+    await demoted.pool.query('set default_transaction_read_only = on')
+    await assert.rejects(demoted.pool.query('create table none ()'), isConnectionLost)
+    await insert(demoted.db)
+  } finally {
+    await demoted.close()
+  }
+})
+
 for (const [state, lost] of [
   ['53100', true],
   ['53200', true],
   ['58030', true],
   ['57P01', true],
   ['08006', true],
+  ['25006', true],
   ['57014', false],
   ['23505', false],
 ] as const) {
