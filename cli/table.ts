@@ -48,8 +48,10 @@ function narrow(head: readonly string[], widths: number[], { width, cut }: Fit):
 }
 
 /** One line: what would end it, move the cursor or reverse the text is a blank. */
-export const printable = (text: string): string =>
-  text.replace(/[\p{Cc}\p{Cf}\u2028\u2029]+/gu, ' ').trim()
+export const printable = (text: string): string => blanked(text).trim()
+
+/** The same with its indentation. */
+export const blanked = (text: string): string => text.replace(/[\p{Cc}\p{Cf}\u2028\u2029]+/gu, ' ')
 
 const lengthOf = (text: string): number => [...text].length
 

@@ -278,6 +278,12 @@ describe('jobs', () => {
     assert.equal((await run(['show', randomUUID()])).code, 3)
   })
 
+  test('show prints nothing of a payload that could move a cursor', async () => {
+    const [one] = await bury(test1.db, 'email', 1, { data: { note: 'a\x9b2Jb\u202ec' } })
+    const { out } = await run(['show', `${one?.id}`])
+    assert.match(out, /^ {4}"note": "a 2Jb c"$/m)
+  })
+
   const mail = {
     job_id: 'a-1',
     type: 'email',

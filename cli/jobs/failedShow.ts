@@ -8,7 +8,7 @@ import type { Db } from '../../db/schema.ts'
 import { type QueueName, queues } from '../../domain/queues.ts'
 import { withDatabase } from '../database.ts'
 import { type Command, type Context, callOf, Exit, givenOnce } from '../program.ts'
-import { age, moment, table } from '../table.ts'
+import { age, blanked, moment, table } from '../table.ts'
 import {
   checkIds,
   jsonOption,
@@ -138,7 +138,7 @@ async function showOne(
     tellAttempts(context.say, attempts)
     context.say('')
     for (const line of (job.last_stack ?? job.error ?? 'no error was kept').split('\n'))
-      context.say(line)
+      context.say(blanked(line))
   }
   context.say('')
   context.say(`To retry it:  ${callOf(context, `failed:retry ${job.id}`)}`)

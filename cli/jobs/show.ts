@@ -7,7 +7,7 @@ import type { Db } from '../../db/schema.ts'
 import { mask } from '../../domain/redact.ts'
 import { withDatabase } from '../database.ts'
 import { type Command, callOf, Exit, givenOnce } from '../program.ts'
-import { moment, printable } from '../table.ts'
+import { blanked, moment, printable } from '../table.ts'
 import { checkIds, jsonOption, queueNamed, queueOption } from './options.ts'
 import { tellAttempts, tellAudit, tellFields } from './tell.ts'
 
@@ -83,5 +83,5 @@ function tellJob(say: (line: string) => void, job: JobDetail): void {
   ])
   say('')
   say('Payload')
-  for (const line of JSON.stringify(mask(job.data), null, 2).split('\n')) say(`  ${line}`)
+  for (const line of JSON.stringify(mask(job.data), null, 2).split('\n')) say(`  ${blanked(line)}`)
 }
