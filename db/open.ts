@@ -89,3 +89,11 @@ function watchful(maxMs: number): typeof pg.Client {
 export async function pingDatabase({ pool }: Database): Promise<void> {
   await pool.query('select')
 }
+
+/** Postgres's time, ms since 1970. */
+export async function readClockMs({ pool }: Database): Promise<number> {
+  const { rows } = await pool.query<{ ms: number }>(
+    `select 1000 * date_part('epoch', clock_timestamp()) as ms`,
+  )
+  return rows[0]?.ms ?? 0
+}

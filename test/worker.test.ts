@@ -691,6 +691,28 @@ describe('a pass over jobs', () => {
       cable.pull()
     }
   })
+
+  test('takes nobody for dead whose database, or machine, stood still for a while', async (t) => {
+    await send(...numbers(1))
+    await jobs.fetch('commands', 1)
+    const [startMs, now] = [Date.now(), performance.now.bind(performance)]
+    let passedMs = 0
+    t.mock.method(performance, 'now', () => now() + passedMs)
+    const query = async () => ({ rows: [{ ms: startMs + passedMs }] })
+    const database = { ...fresh.database, pool: { query } as never }
+    const { pass } = recoverLoop({ jobs, queue: 'commands', worker: { ...worker(), database } })
+    const lookAfter = async (ms: number) => {
+      passedMs += ms
+      return await pass(stopping.signal, all)
+    }
+    assert.equal(await lookAfter(0), 0)
+    await loseLife(fresh.db)
+    assert.equal(await lookAfter(12_000), 0)
+    assert.equal(await lookAfter(5000), 0)
+    assert.equal((await rows())[0]?.state, 'active')
+    // Late again, it does not wait again.
+    assert.equal(await lookAfter(8000), 1)
+  })
 })
 
 describe('a worker process', () => {

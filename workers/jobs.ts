@@ -4,8 +4,8 @@
 // stopping worker did not begin goes back without an attempt spent, and so does what it had to drop.
 
 import { Counter, Histogram } from 'prom-client'
-import type { Job } from '../db/jobs.ts'
-import { pingDatabase } from '../db/open.ts'
+import type { Job, Recovered } from '../db/jobs.ts'
+import { readClockMs } from '../db/open.ts'
 import type { Tx } from '../db/schema.ts'
 import { CommitUnknown, isConnectionLost, transaction } from '../db/transaction.ts'
 import { heartbeatSeconds } from '../domain/queues.ts'
@@ -182,11 +182,13 @@ function decodeJob<T>(job: Job, decode: (data: unknown) => T): T {
 
 /** How often each worker looks for jobs of dead ones. With the heartbeat: they run again within 15 s. */
 const recoverEveryMs = 5000
+/** Between two looks, by Postgres's clock: who looks no sooner was kept from it, and others from their signs of life. */
+const standstillMs = recoverEveryMs + 2000
 const tidyEveryMs = 60_000
 
 /**
- * The upkeep of a queue, for the list of loops beside its pass. While the database was away nobody could show a sign of
- * life: when it is back they get the time for one before the lack of it counts.
+ * The upkeep of a queue, for the list of loops beside its pass. While the database was away or stood still, as with a
+ * machine that was paused, nobody could show a sign of life: then all get the time for one before the lack of it counts.
  */
 export function recoverLoop({
   jobs,
@@ -195,19 +197,27 @@ export function recoverLoop({
 }: Pick<Runtime, 'jobs' | 'queue'> & {
   worker: Runtime['worker'] & Pick<Worker, 'database'>
 }): Loop {
+  let lookedMs = Number.POSITIVE_INFINITY
   let wasAway = false
+  let isPatient = false
   let patientUntil = 0
   // Workers that start together do not tidy together.
   let tidyAt = performance.now() + tidyEveryMs * Math.random()
+
+  async function look(): Promise<Recovered[]> {
+    const nowMs = await readClockMs(worker.database)
+    // Once: a worker that is late for each look recovers all the same.
+    const stoodStill = nowMs > lookedMs + standstillMs && !isPatient
+    if (wasAway || stoodStill) patientUntil = performance.now() + heartbeatSeconds * 1000
+    lookedMs = nowMs
+    wasAway = false
+    isPatient = performance.now() < patientUntil
+    return isPatient ? [] : await jobs.recover(queue)
+  }
+
   const pass: Pass = async () => {
-    if (wasAway) {
-      await pingDatabase(worker.database)
-      wasAway = false
-      patientUntil = performance.now() + heartbeatSeconds * 1000
-    }
-    if (performance.now() < patientUntil) return 0
-    const recovered = await jobs.recover(queue).catch((error) => {
-      wasAway = isConnectionLost(error)
+    const recovered = await look().catch((error) => {
+      wasAway ||= isConnectionLost(error)
       throw error
     })
     for (const { job, failed, why, kind } of recovered) tellFailure(worker, job, failed, why, kind)
