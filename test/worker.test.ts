@@ -320,6 +320,38 @@ describe('a pass over jobs', () => {
     )
   })
 
+  test('begins no job that has waited in its hands for half of its time', async (t) => {
+    await send(...numbers(4))
+    let aheadMs = 0
+    const now = performance.now.bind(performance)
+    t.mock.method(performance, 'now', () => now() + aheadMs)
+    const told: string[] = []
+    const pass = jobPass({
+      ...shared(),
+      jobs: {
+        ...jobs,
+        async release(queue, given) {
+          for (const { data } of given) told.push(`back ${number(data)}`)
+          await jobs.release(queue, given)
+        },
+      },
+      batchMax: 4,
+      concurrency: 1,
+      decode: number,
+      async handle({ data: n }) {
+        told.push(`begun ${n}`)
+        if (n === 1) aheadMs = 30_000
+      },
+    })
+    await handledBy(pass, 4)
+    const back = ['back 2', 'back 3']
+    assert.deepEqual(told, ['begun 0', 'begun 1', ...back, 'begun 2', 'begun 3'])
+    assert.deepEqual(
+      (await rows()).map(({ state, attempts }) => [state, attempts]),
+      Array(4).fill(['completed', 0]),
+    )
+  })
+
   test('gives back what it had to drop when the grace is over', async () => {
     await send(...numbers(1))
     const pass = jobPass({

@@ -14,12 +14,15 @@ const reasons: Record<Taken, string> = {
 export class Held {
   readonly job: Job
   readonly #deadline: AbortSignal
+  readonly #beginBy: number
   #own: AbortController | undefined
   #taken: Taken | undefined
 
-  constructor(job: Job, deadline: AbortSignal) {
+  /** @param beginBy by performance.now(): afterwards too little of its time is left */
+  constructor(job: Job, deadline: AbortSignal, beginBy: number) {
     this.job = job
     this.#deadline = deadline
+    this.#beginBy = beginBy
   }
 
   get taken(): Taken | undefined {
@@ -28,6 +31,10 @@ export class Held {
 
   get isDropped(): boolean {
     return this.#taken !== undefined || this.#deadline.aborted
+  }
+
+  get mayBegin(): boolean {
+    return !this.isDropped && performance.now() < this.#beginBy
   }
 
   get signal(): AbortSignal {

@@ -47,6 +47,8 @@ const passMs = 1000
 const lookAgainMs = 250
 const suspectsEveryMs = 1000
 const claimsAtOnce = 2
+/** Of the time that a job is given from its claim, what it may wait for a lane: the rest is its own. */
+const waitShare = 0.5
 /** Time to give a job back before it is taken away. */
 const marginMs = 1000
 
@@ -104,7 +106,7 @@ export function createPipeline(options: PipelineOptions): Pass {
     if (buffer.length === 0) filledAt = performance.now()
     for (const job of claimed) {
       inHand.add(job)
-      buffer.push(new Held(job, deadline))
+      buffer.push(new Held(job, deadline, claimedAt + expireMs * waitShare))
     }
     count(queue, claimed.length)
     beat ??= setInterval(showLife, (heartbeatSeconds * 1000) / 3).unref()
@@ -159,7 +161,7 @@ export function createPipeline(options: PipelineOptions): Pass {
   }
 
   function take(): Held[] {
-    if (stopping || buffer[0]?.isDropped !== false) return []
+    if (stopping || buffer[0]?.mayBegin !== true) return []
     const held = buffer.splice(0, takeMax)
     begun += held.length
     if (buffer.length === 0) {
@@ -302,7 +304,7 @@ export function createPipeline(options: PipelineOptions): Pass {
         if (stopping || worker.dying.aborted) return await finish()
         lookForSuspects()
         if (settled < roomMax) await runSuspects()
-        await giveBack((held) => held.isDropped)
+        await giveBack((held) => !held.mayBegin)
         startLanes()
         const next = changed.promise
         claimAhead()
