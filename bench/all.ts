@@ -1,15 +1,15 @@
 // Every comparison, one after the other on an otherwise idle machine; then one table of all, and the report: docs/benchmarks.md
 // with its pictures. Usage: fleet bench all [--quick] [--only jobs,holds] [--write]. --quick: minutes instead of an hour, for
-// a look; without --write the report is only printed as a table. Exit 1 when a bench found something wrong (lost, twice,
+// a look; without --write the report is only printed as a table, with --only the others' last figures stay in it. Exit 1 when a bench found something wrong (lost, twice,
 // out of order); a ratio that was missed is told, and is no fault.
 
 import { spawn } from 'node:child_process'
-import { mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
+import { existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { loadavg, tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { parseArgs } from 'node:util'
 import { table } from '../cli/table.ts'
-import { type Run, toReport, whole } from './report/page.ts'
+import { benchOf, here, type Run, toReport, whole } from './report/page.ts'
 import { isReached, type Result, ratioOf } from './report/results.ts'
 
 const { values: options } = parseArgs({
@@ -29,7 +29,11 @@ const plan: Planned[] = [
     quick: ['--jobs', '8000', '--rounds', '1'],
   },
   { name: 'holds', args: [], quick: ['--seconds', '3', '--connections', '64'] },
-  { name: 'outbox', args: [], quick: ['--events', '5000', '--rounds', '1'] },
+  {
+    name: 'outbox',
+    args: ['--full', '--rounds', '2'],
+    quick: ['--events', '5000', '--rounds', '1'],
+  },
   {
     name: 'loader',
     args: [],
@@ -92,6 +96,7 @@ async function runOne({ name, args, quick }: Planned): Promise<Run> {
   const lines = readFileSync(file, 'utf8').split('\n').filter(Boolean)
   return {
     command,
+    on: here(),
     load,
     seconds: (performance.now() - begun) / 1000,
     exit,
@@ -133,10 +138,17 @@ try {
 }
 console.log(`\n${summary(runs).join('\n')}`)
 if (options.write) {
-  const { page, pictures } = toReport(runs, new Date())
   const to = join(root, 'docs', 'benchmarks')
+  const kept = join(to, 'runs.json')
+  const before: Run[] = existsSync(kept) ? JSON.parse(readFileSync(kept, 'utf8')) : []
+  const all = plan.flatMap(({ name }) => {
+    const isIts = (run: Run) => benchOf(run) === name
+    return runs.find(isIts) ?? before.find(isIts) ?? []
+  })
+  const { page, pictures } = toReport(all)
   rmSync(to, { recursive: true, force: true })
   mkdirSync(to)
+  writeFileSync(kept, `${JSON.stringify(all, null, 1)}\n`)
   writeFileSync(join(root, 'docs', 'benchmarks.md'), page)
   for (const [name, picture] of pictures) writeFileSync(join(to, name), picture)
   console.log('\nwritten: docs/benchmarks.md')

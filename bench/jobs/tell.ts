@@ -48,7 +48,7 @@ export function tellLatencies(title: string, rows: Row<number>[]): void {
         name,
         peer,
         value: of[Math.floor(of.length * share)] ?? Number.NaN,
-        target: peer ? undefined : { ratio: 1 },
+        target: peer ? undefined : { ratio: 1, of: 'graphile-worker' },
       }))
     noteResult({
       title: `${title}, sent until begun, ${name}`,

@@ -8,6 +8,8 @@ import { bestPeer, type Figure, isReached, type Result, ratioOf } from './result
 export type Run = {
   /** As it is typed: `fleet bench jobs`. */
   command: string
+  /** The day, and what it ran on. */
+  on: string
   /** The machine's, when it began. */
   load: number
   seconds: number
@@ -20,28 +22,35 @@ export type Run = {
 
 export type Report = { page: string; pictures: Map<string, string> }
 
-export function toReport(runs: readonly Run[], on: Date): Report {
+/** The name of the bench. */
+export const benchOf = ({ command }: Pick<Run, 'command'>): string => command.split(' ')[2] ?? ''
+
+export function here(): string {
+  const cores = `${availableParallelism()} cores (${cpus()[0]?.model.trim() ?? 'unknown'})`
+  const memory = `${Math.round(totalmem() / 2 ** 30)} GiB`
+  return `${new Date().toISOString().slice(0, 10)}, ${cores}, ${memory}, Node ${process.version}, Postgres with fsync`
+}
+
+export function toReport(runs: readonly Run[]): Report {
   const pictures = new Map<string, string>()
   const parts = runs.map((run) => toPart(run, pictures))
   const page = `# Benchmarks
 
-Written by \`npx fleet bench all\` on ${on.toISOString().slice(0, 10)}: each of ours beside its peer in the same run, on one machine. Figures
-of another day or machine differ, ratios less so. Clients, servers and peers share the machine.
-
-${availableParallelism()} cores (${cpus()[0]?.model.trim() ?? 'unknown'}), ${Math.round(totalmem() / 2 ** 30)} GiB, Node ${process.version}, Postgres with fsync.
+Written by \`npx fleet bench all\`: each of ours beside its peer in the same run, on one machine. Figures of another day or
+machine differ, ratios less so. Clients, servers and peers share the machine.
 
 ${parts.join('\n')}`
   return { page, pictures }
 }
 
 function toPart(
-  { command, load, seconds, exit, results, said }: Run,
+  { command, on, load, seconds, exit, results, said }: Run,
   pictures: Map<string, string>,
 ) {
-  const took = `load ${load.toFixed(1)} before it, ${Math.round(seconds)} s`
+  const took = `${on}; load ${load.toFixed(1)} before it, ${Math.round(seconds)} s`
   const fault = exit === 0 ? '' : `\nIt ended with: ${said}\n`
   const tables = results.map((result, i) => {
-    const name = `${command.split(' ')[2]}-${i + 1}.svg`
+    const name = `${benchOf({ command })}-${i + 1}.svg`
     pictures.set(name, drawBars(result))
     return toTable(result, name)
   })
@@ -74,7 +83,8 @@ function wanted(result: Result, figure: Figure): string {
   const { target } = figure
   if (target === undefined) return ''
   const sign = result.better === 'more' ? '≥' : '≤'
-  const what = 'ratio' in target ? `${target.ratio} ×` : whole(target.value)
+  const of = 'of' in target ? ` ${target.of}` : ''
+  const what = 'ratio' in target ? `${target.ratio} ×${of}` : whole(target.value)
   return `${sign} ${what}: ${isReached(result, figure) ? 'reached' : '**not reached**'}`
 }
 

@@ -11,8 +11,8 @@ export type Figure = {
   high?: number
   /** Somebody else's, measured in the same run. */
   peer?: boolean
-  /** What is to be reached: so many times the better peer's, or so much of the unit. Left out: only shown. */
-  target?: { ratio: number } | { value: number } | undefined
+  /** What is to be reached: so many times the better peer's, or that of one, or so much of the unit. Left out: only shown. */
+  target?: { ratio: number; of?: string } | { value: number } | undefined
 }
 
 export type Result = {
@@ -45,12 +45,13 @@ export function ratioOf(result: Result, figure: Figure): number | undefined {
 
 /** Undefined: there was no target for it. */
 export function isReached(result: Result, figure: Figure): boolean | undefined {
-  const { better } = result
+  const { better, figures } = result
   const { target } = figure
   if (target === undefined) return undefined
+  const peer = 'of' in target ? figures.find(({ name }) => name === target.of) : bestPeer(result)
   const [is, wanted] =
     'ratio' in target
-      ? [ratioOf(result, figure) ?? Number.NaN, target.ratio]
+      ? [figure.value / (peer?.value ?? Number.NaN), target.ratio]
       : [figure.value, target.value]
   return better === 'more' ? is >= wanted : is <= wanted
 }
