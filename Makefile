@@ -7,7 +7,7 @@ export PATH := $(CURDIR)/node_modules/.bin:$(PATH)
 installed := node_modules/.package-lock.json
 
 .DEFAULT_GOAL := help
-.PHONY: help up demo test check format install
+.PHONY: help up demo test torture check format install
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | while IFS="$$(printf '\t')" read -r name does; do \
@@ -21,6 +21,9 @@ demo: $(installed) ## a sale end to end in about a minute; fails when anything i
 
 test: $(installed) ## every test, on real servers
 	@npm test --silent
+
+torture: $(installed) ## half a minute of faults over the whole fleet, twice; then all is counted
+	@npm run torture --silent
 
 check: $(installed) ## types, format, lint, layout
 	@npm run check --silent

@@ -1,4 +1,4 @@
-// The torture, short: half a minute of faults from a fixed seed, as a test for every change. Long and with other seeds by
+// The torture, short: half a minute of faults from a fixed seed, for every change (`make torture`). Long and with other seeds by
 // hand, see torture.ts.
 
 import assert from 'node:assert/strict'
