@@ -29,7 +29,7 @@ const passMs = 500
 const settleMs = 20
 const settleMax = 1000
 /** When to look again: while an older transaction keeps events from being read, and while others are on their way. */
-const lookMs = { horizon: 10, busy: 50 }
+const lookMs = { horizon: 10, horizonMax: 160, busy: 50 }
 /** A relay that does not reach its broker for so long leaves its slots to others that may. */
 const awayMs = 5000
 /** Bytes of events in memory; one of each slot there may be above them. */
@@ -49,6 +49,8 @@ export function remoteRelayPass(options: RelayOptions): Pass {
   let awaySince = Number.POSITIVE_INFINITY
   let [handled, roomMax, rowBytes] = [0, 0, 1024]
   let waitsForHorizon = false
+  /** Grows while an older transaction goes on: it may be a long one. */
+  let horizonMs = 0
   let stopping = false
   type Done = ReturnType<typeof slots.done>
   /** Settled, perhaps: the answer was lost. */
@@ -106,10 +108,13 @@ export function remoteRelayPass(options: RelayOptions): Pass {
     if (rows.length > 0) {
       rowBytes = Math.max(256, (rowBytes + bytesRead / rows.length) / 2)
       lookAt = 0
+      horizonMs = 0
       return
     }
     waitsForHorizon = await waitsInSlots(db, at)
-    lookAt = performance.now() + (waitsForHorizon ? lookMs.horizon : lookMs.busy)
+    const { horizon, horizonMax } = lookMs
+    horizonMs = waitsForHorizon ? Math.min(Math.max(horizon, 2 * horizonMs), horizonMax) : 0
+    lookAt = performance.now() + (waitsForHorizon ? horizonMs : lookMs.busy)
   }
 
   function send(): void {
@@ -205,7 +210,7 @@ export function remoteRelayPass(options: RelayOptions): Pass {
     const isBusy = running.size > 0 || count.sent > 0 || count.known > 0
     if (!isBusy && (isAway || held.size === 0)) return { waitMs: 250 }
     if (!isBusy && count.entries === 0 && lookAt > now && !asides.isDue([...held.values()])) {
-      return waitsForHorizon ? { waitMs: lookMs.horizon } : 0
+      return waitsForHorizon ? { waitMs: horizonMs } : 0
     }
     if (now < until && handled < roomMax) return undefined
     return { waitMs: 0 }
