@@ -1,9 +1,8 @@
-// Jobs through our runtime beside graphile-worker, BullMQ and pg-boss's own loop, in turn on one machine: bulk insert, no-op
+// Jobs through our runtime beside graphile-worker, BullMQ, Symfony Messenger and pg-boss's own loop, in turn on one machine: bulk insert, no-op
 // jobs and jobs of 1 ms, one process and two, and how late a job begins when all is idle; with --full longer, and with a
 // million jobs waiting or finished. Usage: fleet bench jobs [--full] [--jobs N] [--rows N] [--rounds N] [--only a,b]
 // [--no-analyze]. Exit 1 when a job was lost or ran twice. DATABASE_URL: on that server, in a database of its own.
 
-import { spawnSync } from 'node:child_process'
 import { randomBytes } from 'node:crypto'
 import { mkdtempSync, rmSync } from 'node:fs'
 import { availableParallelism, cpus, loadavg, tmpdir } from 'node:os'
@@ -11,7 +10,13 @@ import { join } from 'node:path'
 import { parseArgs } from 'node:util'
 import pg from 'pg'
 import { startEmbedded } from '../db/embedded.ts'
-import { type Contender, entries, installPeers, openContender } from './jobs/entries.ts'
+import {
+  type Contender,
+  entries,
+  findSymfony,
+  installPeers,
+  openContender,
+} from './jobs/entries.ts'
 import { type Drain, drain, type Sample, trickle } from './jobs/measure.ts'
 import { parentOf, startRedis } from './jobs/servers.ts'
 import { type Row, tellLatencies, tellRates, tellThroughput } from './jobs/tell.ts'
@@ -67,8 +72,9 @@ async function inTurn<T>(
 }
 
 async function compare(contenders: Contender[], admin: pg.Client): Promise<void> {
-  const inserts = await inTurn(contenders, async ({ driver }) => {
-    return jobCount / (await driver.call<number>('insert', jobCount, 0))
+  const inserts = await inTurn(contenders, async ({ driver, share }) => {
+    const count = jobCount * share
+    return count / (await driver.call<number>('insert', count, 0))
   })
   tellRates('bulk insert, 1000 at a time', inserts)
   for (const scenario of deepRows > 0 ? [...scenarios, ...deep] : scenarios) {
@@ -90,7 +96,8 @@ async function measure(
   admin: pg.Client,
 ): Promise<Sample | undefined> {
   const { name, driver } = contender
-  const { finished = 0 } = scenario
+  const { finished = 0, deep } = scenario
+  if (finished + deep > 0 && contender.share < 1) return undefined
   if (finished > 0 && !(await driver.call<boolean>('insertFinished', finished))) return undefined
   const analyze = async () => options.analyze && admin.query('analyze')
   const sample = await drain(contender, scenario, analyze)
@@ -145,7 +152,7 @@ try {
       pg_backend_pid() as pid`,
   )
   const { version, fsync, pid } = rows[0]
-  const servers = { url, redis, postmaster: parentOf(pid) }
+  const servers = { url, redis, postmaster: parentOf(pid), symfony: findSymfony() }
   console.log(
     `${availableParallelism()} cores (${cpus()[0]?.model ?? 'unknown'}), load ${loadavg()[0]?.toFixed(1)}; ` +
       `Node ${process.version}, Postgres ${version} (fsync ${fsync}), Redis ${redis?.version ?? 'none'} ` +
@@ -159,12 +166,15 @@ try {
       console.log(`${entry.name}: not at hand, there is no redis-server on the PATH`)
       continue
     }
+    if (entry.php && !servers.symfony) {
+      console.log(
+        `${entry.name}: not at hand, there is no php on the PATH or nothing of it for php`,
+      )
+      continue
+    }
     const contender = await openContender(entry, servers)
     ends.push(contender.driver.stop)
     contenders.push(contender)
-  }
-  if (spawnSync('php', ['--version']).error) {
-    console.log('Symfony Messenger: not at hand, there is no php on the PATH')
   }
   await compare(contenders, admin)
 } finally {

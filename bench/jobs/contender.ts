@@ -18,7 +18,11 @@ export type Contender = {
   /** Jobs that are not finished. */
   remaining?(): Promise<number>
   /** Begins to work, until the process ends. */
-  work?(handle: Handle): Promise<void>
+  work?(handle: Handle, work: Work): Promise<void>
+  /** It lets a job take as long as it is to, before it calls `handle`. */
+  waitsItself?: true
+  /** Processor time of another process that works for it. */
+  cpuMs?(): number
 }
 
 export type Work = {
@@ -73,8 +77,11 @@ export function serve(contender: Contender): void {
         await new Promise((resolve) => setTimeout(resolve, gapMs))
       }
     },
-    work: (work: Work) => contender.work!(tally.begin(work)),
-    progress: async () => tally.progress(),
+    work(work: Work) {
+      const delayMs = contender.waitsItself ? 0 : work.delayMs
+      return contender.work!(tally.begin({ ...work, delayMs }), work)
+    },
+    progress: async () => tally.progress(contender.cpuMs?.() ?? 0),
     report: async () => tally.report(),
   }
 
@@ -141,9 +148,10 @@ function createTally() {
         count(job)
       }
     },
-    progress(): Progress {
+    progress(otherMs: number): Progress {
       const { user, system } = process.cpuUsage()
-      return { handled, at: String(process.hrtime.bigint()), cpuMs: (user + system) / 1000 }
+      const cpuMs = (user + system) / 1000 + otherMs
+      return { handled, at: String(process.hrtime.bigint()), cpuMs }
     },
     report: (): Report => ({
       runs: Buffer.from(runs.buffer).toString('base64'),

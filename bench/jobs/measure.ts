@@ -31,17 +31,17 @@ const warmUp = 4000
 
 /** From the end of the warm-up until the database holds none that is not finished. */
 export async function drain(
-  { driver, startWorker, serverPid }: Contender,
+  { driver, startWorker, serverPid, share }: Contender,
   { processes, delayMs, jobs, deep }: Drain,
   prepared: () => Promise<unknown>,
 ): Promise<Sample> {
-  const toDo = warmUp + jobs
+  const toDo = (warmUp + jobs) * share
   const total = toDo + deep
   await driver.call('insert', total, 0)
   await prepared()
   const workers = await Promise.all(Array.from({ length: processes }, startWorker))
   await Promise.all(workers.map((worker) => worker.call('work', { total, delayMs })))
-  const from = await untilHandled(workers, warmUp)
+  const from = await untilHandled(workers, warmUp * share)
   const serverBefore = cpuMsOf(serverPid)
   let to = await untilHandled(workers, toDo)
   const isDone = to.handled >= toDo

@@ -5,7 +5,7 @@ import type { Sample } from './measure.ts'
 
 export type Row<T> = { name: string; peer: boolean; of: T[] }
 
-const nameWidth = 17
+const nameWidth = 18
 
 export function tellThroughput(title: string, rows: Row<Sample>[]): void {
   console.log(`\n${title}: jobs/s, median (lowest to highest)`)
