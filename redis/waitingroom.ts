@@ -2,7 +2,8 @@
 // set of users by the time they joined, µs), `queue_meta:<match>` (hash), `queue_session:<user>:<match>` (JSON, kept as
 // long as the place), `purchase_windows:<match>` (hash of users, JSON). On a Cluster the match is in braces,
 // `queue:{<match>}`, so that all keys of a match share a slot, as their scripts need. What Redis lost is made anew from
-// Postgres (`revive`), and a turn is only told when Postgres has it (`record`): who is let in twice is refused there.
+// Postgres (`revive`), and so is what another server has of it: a copy that may be older. A turn is only told when Postgres
+// has it (`record`): who is let in twice is refused there.
 
 import { randomBytes } from 'node:crypto'
 import { setTimeout as sleep } from 'node:timers/promises'
@@ -35,6 +36,8 @@ export type RedisWaitingroomOptions = {
   subscriber: RedisClient
   /** The match as a new epoch. Undefined: there is no such match. */
   revive(matchId: string): Promise<Revived | undefined>
+  /** Those of the seats that had their turn. */
+  taken(matchId: string, seats: readonly number[]): Promise<ReadonlySet<number>>
   /** Makes turns durable; those that are already are given back as they are. */
   record(matchId: string, turns: readonly NewTurn[]): Promise<readonly PurchaseWindow[]>
   /** How long a session is kept without a sign of life, s. */
@@ -54,6 +57,8 @@ const dropMax = 500
 /** Whoever makes a match and dies holds it up for so long. */
 const makeMs = 2000
 const makeAttemptsMax = 50
+/** On a Cluster another server may take over while our connections stand. */
+const clusterCheckMs = 1000
 const draftMax = 1000
 /** Numbers of an epoch's steps begin here: no step of another epoch has one of them. */
 const epochSteps = 1_000_000_000
@@ -89,8 +94,26 @@ export function openRedisWaitingroom(options: RedisWaitingroomOptions): QueueSto
     }
   }
 
-  const call = <T = Raw>(name: Name, matchId: string, ...args: (string | number)[]) =>
+  const send = <T>(name: Name, matchId: string, ...args: (string | number)[]) =>
     ask<T>(run(name, keysOf(matchId), [matchId, ...args]))
+
+  /** Matches that are known to be of the server that answers, and until when. */
+  const checked = new Map<string, number>()
+  redis.on('close', () => checked.clear())
+
+  async function check(matchId: string): Promise<void> {
+    if ((checked.get(matchId) ?? 0) > performance.now()) return
+    for (let attempt = 1; (await send('check', matchId)) === 'older'; attempt++) {
+      await make(matchId, attempt)
+    }
+    const knownMs = redis.isCluster ? clusterCheckMs : Number.POSITIVE_INFINITY
+    checked.set(matchId, performance.now() + knownMs)
+  }
+
+  async function call<T = Raw>(name: Name, matchId: string, ...args: (string | number)[]) {
+    await check(matchId)
+    return await send<T>(name, matchId, ...args)
+  }
 
   /** Once more after the match was made anew, when its keys are gone. */
   async function alive(name: Name, matchId: string, ...args: (string | number)[]): Promise<Raw> {
@@ -108,7 +131,7 @@ export function openRedisWaitingroom(options: RedisWaitingroomOptions): QueueSto
     const mine = await ask<string | null>(redis.set(key, '1', 'PX', makeMs, 'NX'))
     if (mine === null) await sleep(makeMs / makeAttemptsMax)
     // Somebody may have made it since we looked.
-    else if ((await ask<number>(redis.exists(keysOf(matchId)[0]!))) === 0) await create(matchId)
+    else if ((await send('check', matchId)) !== 'here') await create(matchId)
     if (mine !== null) await ask(redis.del(key))
   }
 
@@ -116,7 +139,9 @@ export function openRedisWaitingroom(options: RedisWaitingroomOptions): QueueSto
     const revived = await options.revive(matchId)
     if (revived === undefined) throw new Error(`there is no waiting room ${matchId}`)
     const { state, lastSeat, windows } = revived
-    const flat = windows.flatMap((window) => [window.userId, windowText(window)])
+    const places = await ask<Record<string, string>>(redis.hgetall(keysOf(matchId)[2]!))
+    const taken = await options.taken(matchId, Object.values(places).map(Number))
+    const had = Object.entries(places).filter(([, seat]) => taken.has(Number(seat)))
     const fields = {
       ...toMeta(state),
       total_size: 0,
@@ -126,8 +151,12 @@ export function openRedisWaitingroom(options: RedisWaitingroomOptions): QueueSto
       last_us: state.drawnBaseUs + state.lobbySize + 1,
       n: state.epoch * epochSteps,
     }
-    const meta = Object.entries(fields).flat()
-    await call('create', matchId, flat.length, ...flat, ...meta)
+    const lists = [
+      windows.flatMap((window) => [window.userId, windowText(window)]),
+      had.flat(),
+      Object.entries(fields).flat(),
+    ]
+    await send('create', matchId, ...lists.flatMap((list) => [list.length, ...list]))
   }
 
   /** Durable first, then told. */
@@ -213,6 +242,7 @@ export function openRedisWaitingroom(options: RedisWaitingroomOptions): QueueSto
     },
 
     async snapshot(matchId) {
+      await check(matchId)
       for (let attempt = 1; ; attempt++) {
         const [metaKey, , seatsKey, , windowsKey] = keysOf(matchId) as [string, string, ...string[]]
         // The state first: what changes until the seats are read comes again as a step, and does no harm.
@@ -227,6 +257,7 @@ export function openRedisWaitingroom(options: RedisWaitingroomOptions): QueueSto
     },
 
     async changes(matchId, n) {
+      await check(matchId)
       const log = keysOf(matchId)[6]!
       const entries = await ask<[string, string[]][]>(
         redis.xrange(log, `${n + 1}-0`, '+', 'COUNT', 1000),
@@ -321,6 +352,7 @@ const all = {
   touch: scripts.touchScript,
   control: scripts.controlScript,
   seal: scripts.sealScript,
+  check: scripts.checkScript,
   create: scripts.createScript,
   tick: scripts.tickScript,
   announce: scripts.announceScript,

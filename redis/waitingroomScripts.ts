@@ -35,6 +35,14 @@ local function giveUp(user)
   redis.call('rpush', left, '-' .. seat)
   return 1
 end
+local function server()
+  local info = redis.pcall('info', 'server')
+  return type(info) == 'string' and string.match(info, 'run_id:(%w+)') or ''
+end
+local function isOfAnother()
+  local made, own = redis.call('hget', meta, 'server'), server()
+  return made and made ~= '' and own ~= '' and made ~= own
+end
 local function standing(user, seat, epoch, fresh)
   redis.call('zadd', seen, nowMs(), user)
   local score = redis.call('zscore', queue, user)
@@ -115,15 +123,47 @@ end
 return redis.call('hmget', meta, 'lobby_size', 'drawn_base')`
 
 /**
- * ARGV: match, user, score in turn: the count of both, then the meta fields, field and value in turn. Unless the match
- * is there already.
+ * ARGV: match. A server that was started, or took over, since the match was made may have an older copy of it. Where INFO
+ * is refused nobody can know.
+ */
+export const checkScript = `${prelude}
+if redis.call('hexists', meta, 'epoch') == 0 then return 'absent' end
+if isOfAnother() then return 'older' end
+redis.call('hset', meta, 'server', server())
+return 'here'`
+
+/**
+ * ARGV: match, then three lists, the length of each before it: users and windows in turn; users and seats in turn of those
+ * who had their turn already; the meta fields, field and value in turn. Nothing where the match is there already. The
+ * places of an older copy stay, as alive as any, but not those of another phase, which stood in another order.
  */
 export const createScript = `${prelude}
-if redis.call('hexists', meta, 'epoch') == 1 then return 0 end
-redis.call('del', queue, seats, seen, windows, left, log, turns, told)
-local count = tonumber(ARGV[2])
-for i = 3, 2 + count, 2 do redis.call('hset', windows, ARGV[i], ARGV[i + 1]) end
-redis.call('hset', meta, unpack(ARGV, 3 + count))
+local at = 1
+local function list()
+  local first = at + 2
+  at = at + 1 + tonumber(ARGV[at + 1])
+  return first, at
+end
+local old = redis.call('hmget', meta, 'epoch', 'phase', 'seat')
+if old[1] and not isOfAnother() then return 0 end
+redis.call('del', windows, left, log, turns)
+local first, last = list()
+for i = first, last, 2 do redis.call('hset', windows, ARGV[i], ARGV[i + 1]) end
+first, last = list()
+for i = first, last, 2 do
+  if redis.call('hget', seats, ARGV[i]) == ARGV[i + 1] then giveUp(ARGV[i]) end
+end
+first, last = list()
+redis.call('hset', meta, unpack(ARGV, first, last))
+redis.call('hset', meta, 'server', server())
+local m = redis.call('hmget', meta, 'phase', 'status')
+if old[2] == m[1] and m[2] ~= 'closed' then
+  local seat = text(math.max(tonumber(old[3]), tonumber(redis.call('hget', meta, 'seat'))))
+  redis.call('hset', meta, 'seat', seat, 'noted_seat', seat, 'total_size', redis.call('zcard', queue))
+  local now = nowMs()
+  for _, user in ipairs(redis.call('hkeys', seats)) do redis.call('zadd', seen, now, user) end
+else redis.call('del', queue, seats, seen, told) end
+redis.call('del', left)
 noteState()
 return 1`
 

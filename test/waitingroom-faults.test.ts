@@ -108,6 +108,7 @@ describe('while processes are killed', { skip: needs('redis') }, () => {
       windowSeconds: 1200,
       leadMs: 1,
       revive: async () => undefined,
+      taken: async () => new Set(),
       async record(match, turns) {
         if (dying === 'before') throw new Error('killed before the commit')
         const recorded = await recordTurns(db, match, turns, 1200)
@@ -203,6 +204,50 @@ describe('when Redis comes back empty', { skip: withoutRedisServer() }, () => {
     await until(async () => (await room.store.find(matchId, 'a')) === undefined)
     const anew = await room.call('POST', `${matchId}/join`, { user: 'a', body: again })
     assert.ok(anew.json.position >= 4, JSON.stringify(anew.json))
+    for (const { socket } of listeners.values()) socket.close()
+    await room.kill()
+  })
+
+  test('with an older copy, who came since has the place back, and who was let in stays so', async () => {
+    const redis = await startRedis(['appendonly no'])
+    const { db } = database
+    const room = await startWaitingroom(db, { REDIS_URL: `redis://127.0.0.1:${redis.port}` })
+    const matchId = await makeMatch(db, { rate: 60_000, capacity: 0 })
+    await openAtOnce(db, room.store, matchId)
+    const listeners = new Map<string, ReturnType<typeof listenAt>>()
+    const join = async (user: string) => {
+      const { json } = await room.call('POST', `${matchId}/join`, { user })
+      listeners.set(user, listenAt(json.websocket_url))
+    }
+    for (const user of ['a', 'b', 'c', 'd']) await join(user)
+    const own = openRedis({ url: `redis://127.0.0.1:${redis.port}`, name: 'test' })
+    await own.ready()
+    await own.redis.call('SAVE')
+    await own.close()
+    const body = { capacity: 2 }
+    await room.call('POST', `${matchId}/rate`, { internal: true, body })
+    for (const user of ['a', 'b']) {
+      await listeners.get(user)!.heard(({ type }) => type === 'turn_granted')
+    }
+    for (const user of ['e', 'f']) await join(user)
+    await listeners.get('f')!.heard(({ position }) => position === 4)
+    await redis.kill()
+    await redis.start()
+    await until(
+      async () => (await room.call('POST', `${matchId}/join`, { user: 'g' })).status < 300,
+    )
+    await until(async () => (await room.store.snapshot(matchId)).seats.length === 5)
+    const { seats, windows, state } = await room.store.snapshot(matchId)
+    assert.equal(new Set(seats).size, 5, 'no number is given twice')
+    assert.equal(state.capacity, 2, 'as Postgres has it')
+    assert.deepEqual(windows.map((window) => window.userId).sort(), ['a', 'b'])
+    for (const [i, user] of ['c', 'd', 'e', 'f', 'g'].entries()) {
+      const { json } = await room.call('GET', `${matchId}/position`, { user })
+      assert.equal(json.position, i + 1, user)
+    }
+    await sql`update turns set expires_at = clock_timestamp()
+      where match_id = ${matchId} and user_id = 'a'`.execute(db)
+    await listeners.get('c')!.heard(({ type }) => type === 'turn_granted')
     for (const { socket } of listeners.values()) socket.close()
     await room.kill()
   })

@@ -1,7 +1,7 @@
 // Where the queues are kept: on Redis when REDIS_URL is set, for any number of processes, else on Postgres, for this one.
 // The Redis client is loaded only where it is used: it costs 25 MB.
 
-import { readUnfreed, recordTurns } from '../../db/queueTurns.ts'
+import { readTaken, readUnfreed, recordTurns } from '../../db/queueTurns.ts'
 import type { Db } from '../../db/schema.ts'
 import { openPostgresWaitingroom } from '../../db/waitingPlaces.ts'
 import { reviveRoom, type WaitingRoom } from '../../db/waitingRooms.ts'
@@ -60,6 +60,7 @@ export async function openStore(options: StoreOptions): Promise<QueueStore> {
     persistenceSeconds,
     windowSeconds,
     ...(leadMs !== undefined && { leadMs }),
+    taken: (matchId, seats) => readTaken(db, matchId, seats),
     record: (matchId, turns) => recordTurns(db, matchId, turns, windowSeconds),
     async revive(matchId) {
       const room = await reviveRoom(db, matchId)
@@ -68,7 +69,9 @@ export async function openStore(options: StoreOptions): Promise<QueueStore> {
       const isFirst = room.epoch === 2
       log.info(
         { match_id: matchId, epoch: room.epoch },
-        isFirst ? 'a queue begins' : 'a queue was lost by Redis, and is made anew',
+        isFirst
+          ? 'a queue begins'
+          : 'Redis lost a queue, or has an older copy of it: it is made anew',
       )
       return {
         state: { ...stateOf(room), revivedAtMs: isFirst ? 0 : Date.now() },
