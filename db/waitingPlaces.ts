@@ -18,7 +18,7 @@ import {
 import { createGroup } from './group.ts'
 import { insertTurns, readUnfreed } from './queueTurns.ts'
 import type { Db, Tx } from './schema.ts'
-import { isConnectionLost, transaction } from './transaction.ts'
+import { CommitUnknown, isConnectionLost, transaction } from './transaction.ts'
 import { readRoom, type WaitingRoom } from './waitingRooms.ts'
 
 export type PostgresWaitingroomOptions = {
@@ -64,8 +64,16 @@ export function openPostgresWaitingroom(options: PostgresWaitingroomOptions): Qu
     try {
       return await work()
     } catch (error) {
-      throw isConnectionLost(error) ? new QueueAway(error) : error
+      const isAway = error instanceof CommitUnknown || isConnectionLost(error)
+      throw isAway ? new QueueAway(error) : error
     }
+  }
+
+  /** Nobody knows whether the step was taken: it counts as one that is not kept, and the queue is read as it stands. */
+  function loseStep(matchId: string): void {
+    const log = logOf(matchId)
+    log.n++
+    log.deltas = []
   }
 
   /** One step of a match, its room locked. */
@@ -80,7 +88,10 @@ export function openPostgresWaitingroom(options: PostgresWaitingroomOptions): Qu
           return await work(tx, room)
         },
         readCommitted,
-      ),
+      ).catch((error) => {
+        if (error instanceof CommitUnknown) loseStep(matchId)
+        throw error
+      }),
     )
 
   const joins = createGroup<Asked, Joined>({
