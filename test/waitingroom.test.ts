@@ -4,6 +4,7 @@
 import assert from 'node:assert/strict'
 import { after, before, describe, test } from 'node:test'
 import { sql } from 'kysely'
+import { changeRoom } from '../db/waitingRooms.ts'
 import { openRedis } from '../redis/open.ts'
 import { drawFromSeed } from '../workers/waitingroom/lot.ts'
 import { type Api, openApi } from './api.ts'
@@ -255,6 +256,28 @@ for (const kind of ['redis', 'postgres'] as const) {
       assert.deepEqual([nowhere.status, nowhere.json.code], [404, 'EVENT_NOT_FOUND'])
       const none = await a.call('POST', 'final/join', { user: 'ann' })
       assert.deepEqual([none.status, none.json.code], [404, 'EVENT_NOT_FOUND'])
+    })
+
+    test('a lobby that was closed cannot be opened, and nobody tries to draw it', async () => {
+      const matchId = await makeMatch(database.db)
+      await join(a, matchId, 'ann')
+      const closed = await a.call('POST', `${matchId}/sold-out`, { internal: true })
+      assert.equal(closed.status, 200)
+      const opened = await a.call('POST', `${matchId}/open`, { internal: true })
+      assert.deepEqual([opened.status, opened.json.code], [409, 'QUEUE_CLOSED'])
+      assert.equal((await a.store.snapshot(matchId)).state.phase, 'lobby')
+    })
+
+    test('what an operator said while the store was away is done once it is back', async () => {
+      const matchId = await match({ rate: 60 })
+      await join(a, matchId, 'ann')
+      await changeRoom(database.db, matchId, { status: 'paused', ratePerMinute: 7, capacity: 3 })
+      await until(async () => {
+        const { status, ratePerMinute, capacity } = (await a.store.snapshot(matchId)).state
+        return status === 'paused' && ratePerMinute === 7 && capacity === 3
+      })
+      await changeRoom(database.db, matchId, { status: 'closed', reason: 'sold_out' })
+      await until(async () => (await a.store.join(matchId, 'bob')).is === 'closed')
     })
 
     test('gives a window that nobody used to the next, and tells who let it go by', async () => {

@@ -13,6 +13,7 @@ type Parts = { db: Db; store: QueueStore }
 export async function openQueue({ db, store }: Parts, matchId: string): Promise<void> {
   const room = await existing(db, matchId)
   if (room.phase === 'open') return await change({ db, store }, matchId, { status: 'active' })
+  if (room.status === 'closed') throw closedForGood()
   const sealed = await store.seal(matchId)
   // What was decided by an earlier call, or for a store that is no more, stands.
   if (room.phase === 'lobby') await save(db, matchId, { phase: 'drawing', ...sealed })
@@ -63,5 +64,7 @@ async function existing(db: Db, matchId: string): Promise<WaitingRoom> {
 async function save(db: Db, matchId: string, wanted: RoomChange): Promise<void> {
   if ((await changeRoom(db, matchId, wanted)) !== undefined) return
   await existing(db, matchId)
-  throw new AppError('QUEUE_CLOSED', 'the queue is closed, and stays so')
+  throw closedForGood()
 }
+
+const closedForGood = () => new AppError('QUEUE_CLOSED', 'the queue is closed, and stays so')

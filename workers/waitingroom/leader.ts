@@ -5,7 +5,7 @@
 
 import { countEnds, noteFreed, readEndedTurns, settleTurns, tellNear } from '../../db/queueTurns.ts'
 import type { Db } from '../../db/schema.ts'
-import { noteLastSeat } from '../../db/waitingRooms.ts'
+import { noteLastSeat, readRoom } from '../../db/waitingRooms.ts'
 import { type Bucket, fill, noShowRate, releasePerMinute } from '../../domain/admission.ts'
 import type { QueueStore } from '../../domain/waitingroom.ts'
 import type { Log } from '../log.ts'
@@ -45,6 +45,10 @@ type Lead = {
   /** How many were let in, by time, for two minutes. */
   recent: { atMs: number; count: number }[]
   failing: boolean
+  /** Since when the store has answered, and this process led. */
+  steadySince: number
+  /** When this loss of the store's was first seen here: its time is of another clock, which may be wrong. */
+  lossSeen: { revivedAtMs: number; at: number }
   upkeepTurn: number
   drawingSince: number | undefined
 }
@@ -55,6 +59,8 @@ const admitEveryMs = 1000
 const askEveryMs = 500
 /** After the store lost a match, until the places of those who are connected are back. */
 const recoveryMs = 10_000
+/** Until those who are connected were noted as alive again: their places must not go for a store that was away. */
+const dropAfterMs = 60_000
 const paceMs = 120_000
 /** Another process may still be at the draw. */
 const drawMaxMs = 5000
@@ -78,6 +84,8 @@ export function createLeader(options: LeaderOptions): Leader {
       noShow: 0,
       recent: [],
       failing: false,
+      steadySince: nowMs(),
+      lossSeen: { revivedAtMs: 0, at: 0 },
       upkeepTurn: 0,
       drawingSince: undefined,
     }
@@ -90,7 +98,8 @@ export function createLeader(options: LeaderOptions): Leader {
     const { ratePerMinute, phase, status, revivedAtMs } = room.state
     const perMinute = releasePerMinute(ratePerMinute, lead.noShow)
     const runs = phase === 'open' && status === 'active'
-    const recovers = Date.now() - revivedAtMs < recoveryMs
+    if (lead.lossSeen.revivedAtMs !== revivedAtMs) lead.lossSeen = { revivedAtMs, at: now }
+    const recovers = Math.max(Date.now() - revivedAtMs, now - lead.lossSeen.at) < recoveryMs
     if (!runs || recovers) {
       lead.bucket = { credit: 0, atMs: now }
       return 0
@@ -112,6 +121,7 @@ export function createLeader(options: LeaderOptions): Leader {
       lead.failing = false
     } catch (error) {
       lead.failing = true
+      lead.steadySince = nowMs()
       throw error
     }
     if (led.is === 'other') {
@@ -125,6 +135,7 @@ export function createLeader(options: LeaderOptions): Leader {
         mine: true,
         bucket: { credit: 0, atMs: now },
         recent: [],
+        steadySince: now,
         upkeepTurn: 0,
       })
     }
@@ -161,7 +172,7 @@ export function createLeader(options: LeaderOptions): Leader {
       )
     }
     await noteLastSeat(db, matchId, room.lastSeat)
-    if (state.phase === 'drawing') await takeUpDraw(room, lead)
+    if (state.phase === 'drawing' && state.status !== 'closed') await takeUpDraw(room, lead)
     else lead.drawingSince = undefined
     if (state.status !== 'closed') {
       if (lead.upkeepTurn % 5 === 0) await every5s(room, lead)
@@ -179,7 +190,9 @@ export function createLeader(options: LeaderOptions): Leader {
   }
 
   async function every5s(room: Room, lead: Lead): Promise<void> {
-    const dropped = await store.drop(room.matchId, persistenceSeconds)
+    await agree(room)
+    const steadyMs = nowMs() - lead.steadySince
+    const dropped = steadyMs < dropAfterMs ? 0 : await store.drop(room.matchId, persistenceSeconds)
     if (dropped > 0) log.info({ match_id: room.matchId, dropped }, 'dropped abandoned places')
     const { used, unused } = await countEnds(db, room.matchId)
     lead.noShow = noShowRate(used, unused)
@@ -188,6 +201,24 @@ export function createLeader(options: LeaderOptions): Leader {
     if (Math.abs(now - before) > before / 10) {
       await store.control(room.matchId, { pacePerMinute: now })
     }
+  }
+
+  /** What an operator said while the store was away stands in Postgres alone. The store is looked at first, as it is told last. */
+  async function agree(room: Room): Promise<void> {
+    await room.sync()
+    const { status, ratePerMinute, capacity } = room.state
+    const said = await readRoom(db, room.matchId)
+    if (said === undefined) return
+    const isSame =
+      said.status === status && said.ratePerMinute === ratePerMinute && said.capacity === capacity
+    if (isSame) return
+    log.warn({ match_id: room.matchId, status: said.status }, 'tells the store what it missed')
+    await store.control(room.matchId, {
+      status: said.status,
+      ratePerMinute: said.ratePerMinute,
+      capacity: said.capacity,
+      ...(said.reason !== undefined && { reason: said.reason }),
+    })
   }
 
   async function tellQuiet(room: Room): Promise<void> {
