@@ -22,6 +22,7 @@ import { drain } from './emailJobs.ts'
 import { bury } from './failedJobs.ts'
 import { emptyJobs, everyJob, loseLife } from './jobRows.ts'
 import { startSlack } from './servers/slack.ts'
+import { freePort } from './waitingrooms.ts'
 import { endWorkers, exited, startWorker, until } from './worker.ts'
 
 const fresh = await testDatabase()
@@ -125,7 +126,7 @@ describe('an alert', () => {
   test('that runs a second time makes no second mail', async () => {
     await send(letters('push'))
     const refusing = passOf()
-    await server.mood({ next: [{ is: 'refuse', status: 500, body: 'rollup_error' }] })
+    await server.mood({ next: [{ is: 'hang-up' }] })
     await drain(refusing)
     assert.deepEqual((await mails()).length, 1)
     assert.deepEqual(
@@ -197,6 +198,34 @@ describe('Slack', () => {
     )
   })
 
+  test('that is away for long loses no alert: it is tried by one at a time, and no attempt is spent', async () => {
+    const at = new Date().toISOString()
+    await send({ ...letters('push'), at }, { ...letters('email'), at })
+    const sent: string[] = []
+    const pass = passOf({ onSent: (channel) => sent.push(channel) })
+    for (let tries = 0; tries < 5; tries++) {
+      await server.mood({ next: [{ is: 'refuse', status: 503, body: '' }] })
+      await drain(pass)
+      assert.ok((await restMs(db, 'slack')) > 25_000)
+      await sql`update rests set until_at = clock_timestamp()`.execute(db)
+      await sql`update pgboss.job set start_after = now() where name = 'alert'`.execute(db)
+    }
+    assert.deepEqual(
+      (await states()).map(({ attempts }) => attempts),
+      [0, 0],
+    )
+    assert.equal((await texts()).length, 5)
+    await drain(pass)
+    await pass.finish?.()
+    assert.equal((await texts()).length, 7)
+    assert.deepEqual(sent.sort(), ['email', 'slack', 'slack'], 'each is counted once')
+    // What is a day old is news no more.
+    await server.mood({ next: [{ is: 'refuse', status: 503, body: '' }] })
+    await send({ ...letters('push'), at: new Date(Date.now() - 86_400_001).toISOString() })
+    await drain(pass)
+    assert.equal((await states()).filter(({ state }) => state === 'retry').length, 1)
+  })
+
   test('that refuses for good is not asked again: the alert is a dead letter, told by mail', async () => {
     for (const [status, body] of [
       [400, 'invalid_payload'],
@@ -227,15 +256,19 @@ describe('Slack', () => {
     const slack = createSlack({ url: server.url, timeoutMs: 300 })
     const post = () => slack.post(describeAlert(letters('push')), signal)
     await server.mood({ next: [{ is: 'silence' }, { is: 'hang-up' }], burst: 5 })
-    const gone = createSlack({ url: 'http://127.0.0.1:1/services/T0/B0/secret', timeoutMs: 300 })
+    const url = `http://127.0.0.1:${await freePort()}/services/T0/B0/secret`
+    const gone = createSlack({ url, timeoutMs: 300 })
     const outcomes = [
       await post(),
       await post(),
       await gone.post(describeAlert(letters('push')), signal),
     ]
     assert.deepEqual(outcomes[0], { is: 'retry', why: 'Slack did not answer in time' })
+    assert.deepEqual(
+      outcomes.map(({ is }) => is),
+      ['retry', 'retry', 'away'],
+    )
     for (const outcome of outcomes) {
-      assert.equal(outcome.is, 'retry')
       assert.doesNotMatch(JSON.stringify(outcome), /services|secret|127\.0/)
     }
     await server.mood({ next: [{ is: 'limit' }] })

@@ -43,6 +43,10 @@ const slackName = 'slack'
 const slackPerSecond = 0.95
 /** Each waits for its turn at Slack in hand: few, so that other instances have some and none is in hand too long. */
 const inHandMax = 4
+/** Between two looks whether it is back. */
+const awayRestMs = 30_000
+/** Older alerts are no news: they go the way of other jobs. */
+const awayMaxMs = 86_400_000
 
 export function alertPass(options: AlertOptions): Pass {
   const { db, jobs, slots, slack, email, worker, onSent, onFailed, onRested } = options
@@ -65,11 +69,16 @@ export function alertPass(options: AlertOptions): Pass {
       return
     }
     // First: it needs nobody but the database.
-    if (email && channels.includes('email')) {
-      await jobs.send(db, 'email', [mailOf(id, email, alert)])
-      onSent?.('email', alert.type)
+    const mail = email && channels.includes('email') ? mailOf(id, email, alert) : undefined
+    if (mail) await jobs.send(db, 'email', [mail])
+    try {
+      if (slack && channels.includes('slack')) await tellSlack(slack, alert, signal)
+    } catch (error) {
+      // Otherwise it is counted when the alert comes again.
+      if (mail && error instanceof Unrecoverable) onSent?.('email', alert.type)
+      throw error
     }
-    if (slack && channels.includes('slack')) await tellSlack(slack, alert, signal)
+    if (mail) onSent?.('email', alert.type)
     worker.log.info({ ...told, channels }, 'told people')
   }
 
@@ -90,6 +99,10 @@ export function alertPass(options: AlertOptions): Pass {
       case 'rejected':
         onFailed?.('slack')
         throw new Unrecoverable(outcome.why)
+      case 'away':
+        if (!(Date.now() - Date.parse(alert.at) < awayMaxMs)) throw new Error(outcome.why)
+        await rest(db, slackName, awayRestMs)
+        throw new Postpone(awayRestMs, outcome.why)
       case 'retry':
         throw new Error(outcome.why)
     }

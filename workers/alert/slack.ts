@@ -9,7 +9,9 @@ export type SlackOutcome =
   | { is: 'sent' }
   /** Nobody is to send anything for so long. */
   | { is: 'limited'; afterMs: number }
-  /** Not now; after a time out it may be there all the same. */
+  /** It does not have it, and is not to be had: not now. */
+  | { is: 'away'; why: string }
+  /** It was silent: it may have it all the same. */
   | { is: 'retry'; why: string }
   /** The message or the webhook is refused for good. */
   | { is: 'rejected'; why: string }
@@ -39,7 +41,7 @@ export function createSlack({ url, timeoutMs }: { url: string; timeoutMs: number
         const { status, headers } = response
         return answerOf(status, headers.get('retry-after'), await response.text())
       } catch (error) {
-        return { is: 'retry', why: whyOf(error) }
+        return faultOf(error)
       }
     },
   }
@@ -52,7 +54,7 @@ function answerOf(status: number, retryAfter: string | null, body: string): Slac
   const word = redact(body.slice(0, answerMax)).replace(/\s+/g, ' ').trim()
   const why = `Slack answered ${status}${word ? ` ${word}` : ''}`
   const mayPass = status >= 500 || status === 408
-  return mayPass ? { is: 'retry', why } : { is: 'rejected', why }
+  return mayPass ? { is: 'away', why } : { is: 'rejected', why }
 }
 
 /** Seconds or a date (RFC 9110 10.2.3). */
@@ -63,13 +65,24 @@ function readRetryAfter(value: string | null): number {
   return Math.min(restMaxMs, Math.max(1000, ms))
 }
 
-/** The name of the fault: its own words may quote the URL. */
-function whyOf(error: unknown): string {
+/** By its name: its own words may quote the URL. Whoever stops waiting does not know either. */
+function faultOf(error: unknown): SlackOutcome {
   const { name, cause } = error as Error
-  if (name === 'TimeoutError') return 'Slack did not answer in time'
+  if (name === 'TimeoutError') return { is: 'retry', why: 'Slack did not answer in time' }
   const code = (cause as { code?: unknown } | undefined)?.code
-  return `Slack cannot be reached (${typeof code === 'string' ? code : name})`
+  const why = `Slack cannot be reached (${typeof code === 'string' ? code : name})`
+  return { is: notConnected.has(String(code)) ? 'away' : 'retry', why }
 }
+
+/** Nothing was sent. */
+const notConnected: ReadonlySet<string> = new Set([
+  'ECONNREFUSED',
+  'ENOTFOUND',
+  'EAI_AGAIN',
+  'EHOSTUNREACH',
+  'ENETUNREACH',
+  'UND_ERR_CONNECT_TIMEOUT',
+])
 
 /** https://docs.slack.dev/messaging/formatting-message-text: & < > are escaped, so nothing is a link or calls anybody. */
 const escaped = (text: string): string =>
