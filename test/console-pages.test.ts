@@ -191,6 +191,9 @@ describe('the pages of the console', () => {
     const unknown = await who.post('sources/do', { source: 'nobody', do: 'pause' })
     assert.equal(unknown.status, 404)
     assert.match(await textOf('history'), /There is no source|there is no source/)
+    const odd = await who.post('sources/do', { source: 'no\0body', do: 'pause' })
+    assert.equal(odd.status, 400)
+    assert.match(odd.text, /Source must have no NUL/)
   })
 
   test('switch a flag, with a reason and who it was', async () => {

@@ -123,6 +123,13 @@ describe('a job by the API', () => {
       ['push', { data: push, job_id: '1' }, 400, 'VALIDATION_FAILED', /job_id must be a UUID/],
       ['push', { data: push, priority: -1 }, 400, 'VALIDATION_FAILED', /priority must be a whole/],
       ['push', { data: push, start_after: 'soon' }, 400, 'VALIDATION_FAILED', /start_after/],
+      [
+        'push',
+        { data: push, start_after: '0000-01-01T00:00:00Z' },
+        400,
+        'VALIDATION_FAILED',
+        /must be a time that exists/,
+      ],
       ['push', { data: push, more: 1 }, 400, 'VALIDATION_FAILED', /not a known field/],
     ]
     for (const [queue, body, status, code, right] of cases) {

@@ -57,9 +57,10 @@ export function pressed<T extends string>(visit: Signed, ...words: readonly T[])
   throw new AppError('BAD_REQUEST', `the form can ${words.join(', ')}: load the page again`)
 }
 
-/** A field of a form. @throws AppError when it is not there */
+/** A field of a form. @throws AppError when it is not there, or cannot be kept */
 export function field({ form }: Signed, name: string): string {
   const value = form.get(name)
+  if (value?.includes('\0')) throw new AppError('BAD_REQUEST', `${name} must have no NUL in it`)
   if (value !== null && value !== '') return value
   throw new AppError('BAD_REQUEST', `the form lacks ${name}: load the page again`)
 }

@@ -7,7 +7,6 @@ import {
   type HourCount,
   lookFailed,
   readErrorGroups,
-  readFailedHours,
 } from '../../../db/failedPages.ts'
 import { levelMax } from '../../../db/jobStats.ts'
 import { readFailed } from '../../../db/operate.ts'
@@ -41,9 +40,9 @@ ${list(visit, chosen, page)}`,
   }
 }
 
-async function summaryOf({ db, figures }: ConsoleParts, chosen: Chosen): Promise<Html> {
+async function summaryOf({ figures }: ConsoleParts, chosen: Chosen): Promise<Html> {
   const { queues: names } = filterOf(chosen)
-  const [all, hours] = await Promise.all([figures.queues(), readFailedHours(db, names, hoursShown)])
+  const [all, hours] = await Promise.all([figures.queues(), figures.failedHours(names, hoursShown)])
   const rows = all.filter(({ queue }) => names.includes(queue as QueueName))
   const failed = rows.reduce((sum, row) => sum + row.failed, 0)
   const isMore = rows.some((row) => row.failed >= levelMax)

@@ -2,10 +2,12 @@
 // the last looks, for the small pictures: kept in memory while somebody looks, and nowhere else.
 
 import { countAsides } from '../../../db/aside.ts'
+import { type HourCount, readFailedHours } from '../../../db/failedPages.ts'
 import { type QueueStats, readQueueLevels } from '../../../db/jobStats.ts'
 import { type OutboxLag, readOutboxLag } from '../../../db/outbox.ts'
 import { readWorkers, type WorkerRow } from '../../../db/registry.ts'
 import type { Db } from '../../../db/schema.ts'
+import type { QueueName } from '../../../domain/queues.ts'
 
 export type QueueFigures = QueueStats & {
   /** Settled a minute, as the workers that are alive say. */
@@ -18,6 +20,8 @@ export type Figures = {
   queues(): Promise<QueueFigures[]>
   workers(): Promise<WorkerRow[]>
   outbox(): Promise<OutboxLag & { aside: number }>
+  /** As db/failedPages.ts counts them. */
+  failedHours(queues: readonly QueueName[], hours: number): Promise<HourCount[]>
   /** Something was changed from here: the next look is a fresh one. */
   forget(): void
 }
@@ -66,6 +70,8 @@ export function createFigures(db: Db): Figures {
       const [lag, aside] = await Promise.all([readOutboxLag(db), countAsides(db)])
       return { ...lag, aside }
     }),
+    failedHours: (queues, hours) =>
+      seldom(`failed ${hours} ${queues}`, () => readFailedHours(db, queues, hours))(),
     forget: () => answers.clear(),
   }
 }

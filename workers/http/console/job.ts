@@ -171,7 +171,10 @@ export const jobForm: PageOf = async (parts, visit): Promise<Redirect> => {
   const did = await act(parts, visit, { action: `jobs.${what}`, subject }, async () => {
     if (what === 'cancel') {
       const done = (await cancelJob(parts.db, found, cancelledCommand)) === 'cancelled'
-      return { says: done ? 'cancelled' : 'it had just finished', done: Number(done) }
+      return {
+        says: done ? 'cancelled' : 'it had finished, or failed for good, by then',
+        done: Number(done),
+      }
     }
     const move = what === 'retry' ? retryFailed : removeFailed
     const moved = await move(parts.db, { deadIds: found.dead_id ? [found.dead_id] : [] })

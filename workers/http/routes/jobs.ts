@@ -110,9 +110,12 @@ function checkData(queue: Queue, data: object): void {
   }
 }
 
+/** Postgres knows no year 0. */
+const earliestMs = Date.parse('0001-01-01T00:00:00Z')
+
 /** @throws AppError VALIDATION_FAILED: a leap second has the form of a time */
 function timeOf(text: string): string {
   const ms = Date.parse(text)
-  if (!Number.isNaN(ms)) return new Date(ms).toISOString()
+  if (ms >= earliestMs) return new Date(ms).toISOString()
   throw invalid([{ path: '/start_after', message: 'must be a time that exists' }])
 }
