@@ -90,8 +90,8 @@ describe('supervisord', { skip: missing('supervisord', 'supervisor') }, () => {
       METRICS_PORT: '0',
       EMAIL_RATE: '10',
     }
-    // A file, as under systemd or Docker: what Node calls a pipe is a socket, which cannot be opened again.
-    const log = openSync(join(dir, 'log'), 'a')
+    // A file as `>` opens it: what Node calls a pipe is a socket, which cannot be opened again.
+    const log = openSync(join(dir, 'log'), 'w')
     const output = () => readFileSync(join(dir, 'log'), 'utf8')
     const supervisord = spawn('supervisord', ['-c', file], { env, stdio: ['ignore', log, log] })
     closeSync(log)
@@ -133,5 +133,8 @@ describe('supervisord', { skip: missing('supervisord', 'supervisor') }, () => {
     assert.ok(done < 120, 'it was stopped in the middle')
     supervisord.kill('SIGTERM')
     assert.deepEqual(await once(supervisord, 'exit'), [0, null])
+    // Nobody's lines have overwritten another's.
+    for (const line of output().trim().split('\n'))
+      assert.match(line, /^(\{"level":.*\}|\d{4}-.*)$/)
   })
 })
