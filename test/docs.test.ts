@@ -44,6 +44,13 @@ test('no link leads nowhere', () => {
   assert.ok(pages.flatMap(linksOf).length > 50, 'the links were found')
 })
 
+test('what is to be run where nobody may be there to be asked names the jobs', () => {
+  const asking = pages.flatMap((page) =>
+    [...read(page).matchAll(/^ {4}.*failed:(?:retry|remove)(?! <id| --all).*$/gm)].map(String),
+  )
+  assert.deepEqual(asking, [])
+})
+
 test('the README leads to every page', () => {
   const linked = new Set(linksOf('README.md').map(({ path }) => path))
   assert.deepEqual(

@@ -29,9 +29,10 @@ export const failedRemove: Command<Given> = (context) => ({
     const named = asked.ids.length > 0
     const terminal = given.json ? undefined : context.terminal
     const call = callOf(context, 'failed:remove')
-    if (!named && !given.all) throw new Exit('usage', `which jobs? ${call} <id…>, or ${call} --all`)
+    const all = `${call} --all${asked.queue ? ` --queue ${asked.queue}` : ''}`
+    if (!named && !given.all) throw new Exit('usage', `which jobs? ${call} <id…>, or ${all}`)
     if (!named && !given.force && !terminal) {
-      throw new Exit('usage', `nobody can be asked here: ${call} --all --force removes all of them`)
+      throw new Exit('usage', `nobody can be asked here: ${all} --force removes all of them`)
     }
     await withDatabase(context.env, async ({ db }) => {
       if (!given.force && terminal) {

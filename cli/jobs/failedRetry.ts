@@ -35,7 +35,8 @@ export const failedRetry: Command<Given> = (context) => ({
     const unnamed = asked.ids.length === 0 && !given.all && !given.force
     if (unnamed && !terminal) {
       const right = callOf(context, 'failed:retry')
-      throw new Exit('usage', `which jobs? ${right} <id…>, or ${right} --all`)
+      const of = asked.queue ? ` --queue ${asked.queue}` : ''
+      throw new Exit('usage', `which jobs? ${right} <id…>, or ${right} --all${of}`)
     }
     await withDatabase(context.env, async ({ db }) => {
       if (unnamed && terminal) return await askForEach(context, terminal, db, asked)
