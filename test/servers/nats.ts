@@ -1,13 +1,14 @@
 // A nats-server with JetStream of a test's own, to be killed and started again on its port with what it had on its disk.
 // Ends with the test file.
 
-import { type ChildProcess, spawn, spawnSync } from 'node:child_process'
+import { type ChildProcess, spawn } from 'node:child_process'
 import { once } from 'node:events'
 import { mkdtempSync, writeFileSync } from 'node:fs'
 import { createServer } from 'node:net'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { after } from 'node:test'
+import { missing, pathOf } from '../programs.ts'
 import { startGuard } from '../setup.ts'
 
 export type NatsServer = {
@@ -20,10 +21,7 @@ export type NatsServer = {
 
 /** For `{ skip: withoutNats() }`. */
 export function withoutNats(): string | false {
-  if (spawnSync('nats-server', ['--version']).status === 0) return false
-  const reason = 'needs nats-server on the PATH: apt-get install nats-server'
-  if (process.env.FLOTILLA_REFUSE_SKIPS === '1') throw new Error(reason)
-  return reason
+  return missing('nats-server', 'nats-server')
 }
 
 /** `config`: lines of its configuration. */
@@ -45,7 +43,7 @@ export async function startNats(config: string[] = []): Promise<NatsServer> {
       await gone
     },
     async start() {
-      child = spawn('nats-server', ['-c', file], { stdio: ['ignore', 'ignore', 'pipe'] })
+      child = spawn(pathOf('nats-server'), ['-c', file], { stdio: ['ignore', 'ignore', 'pipe'] })
       guard.watch({ pid: child.pid, signal: 'SIGTERM' })
       let said = ''
       const ready = Promise.withResolvers<void>()
