@@ -165,11 +165,16 @@ export const brokerSettings = {
 } as const
 
 /**
- * Reads `settings` out of `env`.
+ * Reads `settings` out of `env`. `rules` tells what is wrong between them, one line each.
  * @throws ConfigError with every fault; secrets' values are not in it
  */
-export function readConfig<S extends Settings>(settings: S, env: Environment): Values<S> {
+export function readConfig<S extends Settings>(
+  settings: S,
+  env: Environment,
+  rules: (values: Values<S>) => string[] = () => [],
+): Values<S> {
   const faults: string[] = []
+  const wrong: string[] = []
   const values: Record<string, unknown> = {}
   for (const [name, setting] of Object.entries(settings)) {
     try {
@@ -179,8 +184,13 @@ export function readConfig<S extends Settings>(settings: S, env: Environment): V
       } else values[name] = setting.parse(value)
     } catch (error) {
       faults.push(`${name} ${(error as Error).message}${given(name, setting, env)}`)
+      wrong.push(name)
+      if (setting.fallback !== undefined) values[name] = setting.parse(setting.fallback)
     }
   }
+  // Of a setting that is wrong already they would speak without knowing what was meant.
+  const between = rules(values as Values<S>)
+  faults.push(...between.filter((fault) => !wrong.some((name) => fault.includes(name))))
   if (faults.length > 0) throw new ConfigError(faults)
   return values as Values<S>
 }

@@ -2,7 +2,6 @@
 
 import { redisUrl } from '../../redis/address.ts'
 import {
-  ConfigError,
   commonSettings,
   type Environment,
   int,
@@ -90,7 +89,10 @@ export type EmailConfig = Values<typeof emailSettings>
 
 /** @throws ConfigError with every fault, also what a named provider lacks */
 export function readEmailConfig(env: Environment): EmailConfig {
-  const config = readConfig(emailSettings, env)
+  return readConfig(emailSettings, env, providerFaults)
+}
+
+function providerFaults(config: EmailConfig): string[] {
   const named = (name: ProviderName) => config.EMAIL_PROVIDER.includes(name)
   const faults: string[] = []
   const lacks = (name: keyof EmailConfig, provider: ProviderName) => {
@@ -105,8 +107,7 @@ export function readEmailConfig(env: Environment): EmailConfig {
   if (named('mailgun') && isPlain && config.NODE_ENV === 'production') {
     faults.push('MAILGUN_URL must begin with https:// when NODE_ENV is production')
   }
-  if (faults.length > 0) throw new ConfigError(faults)
-  return config
+  return faults
 }
 
 function providers(value: string): ProviderName[] {

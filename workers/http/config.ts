@@ -3,7 +3,6 @@
 import { redisUrl } from '../../redis/address.ts'
 import { authFaults, authSettings } from '../authSettings.ts'
 import {
-  ConfigError,
   commonSettings,
   type Environment,
   generatedSecret,
@@ -80,8 +79,5 @@ export type HttpConfig = Values<typeof httpSettings>
 
 /** @throws ConfigError with every fault, also those between settings */
 export function readHttpConfig(env: Environment): HttpConfig {
-  const config = readConfig(httpSettings, env)
-  const faults = authFaults(config)
-  if (faults.length > 0) throw new ConfigError(faults)
-  return config
+  return readConfig(httpSettings, env, authFaults)
 }

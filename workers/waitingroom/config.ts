@@ -3,7 +3,6 @@
 import { redisUrl } from '../../redis/address.ts'
 import { authFaults, authSettings } from '../authSettings.ts'
 import {
-  ConfigError,
   commonSettings,
   type Environment,
   generatedSecret,
@@ -101,11 +100,10 @@ export type WaitingroomConfig = Values<typeof waitingroomSettings>
 
 /** @throws ConfigError with every fault, also those between settings */
 export function readWaitingroomConfig(env: Environment): WaitingroomConfig {
-  const config = readConfig(waitingroomSettings, env)
-  const faults = authFaults(config)
-  if (config.WAITINGROOM_PROCESSES > 1 && config.REDIS_URL === undefined) {
-    faults.push('WAITINGROOM_PROCESSES above 1 needs REDIS_URL, which is not set')
-  }
-  if (faults.length > 0) throw new ConfigError(faults)
-  return config
+  return readConfig(waitingroomSettings, env, (config) => [
+    ...authFaults(config),
+    ...(config.WAITINGROOM_PROCESSES > 1 && config.REDIS_URL === undefined
+      ? ['WAITINGROOM_PROCESSES above 1 needs REDIS_URL, which is not set']
+      : []),
+  ])
 }
