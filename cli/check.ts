@@ -1,8 +1,6 @@
 // fleet check: the settings of all workers, and whether what they name can be reached and is as this code needs it. One
 // line a thing, or one JSON document; exit 1 when something is wrong.
 
-import { once } from 'node:events'
-import { connect } from 'node:net'
 import { findEmbedded } from '../db/embedded.ts'
 import { schemaStatus } from '../db/migrate.ts'
 import { openDatabase } from '../db/open.ts'
@@ -12,6 +10,7 @@ import { parseBrokerUrl } from '../domain/brokerUrl.ts'
 import { redact } from '../domain/redact.ts'
 import { parseRedisUrl } from '../redis/address.ts'
 import { answered, openRedis } from '../redis/open.ts'
+import { askRabbit } from '../workers/amqp.ts'
 import {
   brokerSettings,
   ConfigError,
@@ -20,6 +19,7 @@ import {
   type Setting,
 } from '../workers/config.ts'
 import { httpSettings } from '../workers/http/config.ts'
+import { askNats } from '../workers/nats.ts'
 import { openSearch } from '../workers/opensearch.ts'
 import { givenDatabase, withoutPassword } from './database.ts'
 import { jsonOption } from './jobs/options.ts'
@@ -58,8 +58,8 @@ export const check: Command<{ json: boolean }> = (context) => ({
 })
 
 function checkSettings({ env }: Context): Finding[] {
-  const placeholder =
-    env.DATABASE_URL || env.DATABASE_URL_FILE ? {} : { DATABASE_URL: 'postgres://embedded' }
+  const given = env.DATABASE_URL || env.DATABASE_URL_FILE || env.NODE_ENV === 'production'
+  const placeholder = given ? {} : { DATABASE_URL: 'postgres://embedded' }
   const faults = allFaults(workers, {
     ...env,
     FLEET_DATA_DIR: dataDirOf(env),
@@ -77,6 +77,10 @@ async function checkDatabase({ env }: Context): Promise<Finding[]> {
   } catch (error) {
     // A bad DATABASE_URL is named among the settings already.
     const says = error instanceof ConfigError ? 'DATABASE_URL cannot be used' : messageOf(error)
+    return [{ about, good: false, says }]
+  }
+  if (!url && env.NODE_ENV === 'production') {
+    const says = 'DATABASE_URL is not set: the embedded one is refused when NODE_ENV is production'
     return [{ about, good: false, says }]
   }
   if (!url) return [{ about, good: true, says: 'embedded, not running: `fleet up` starts it' }]
@@ -158,24 +162,19 @@ function settingOf<T>(name: string, setting: Setting<T>, env: Environment): T | 
   }
 }
 
-/** Redis is asked; of the others only whether somebody listens. Nothing for an unset URL. */
+/** It must let us in, too. Nothing for an unset URL. */
 async function checkBroker(env: Environment): Promise<Finding[]> {
-  const given = settingOf('BROKER_URL', brokerSettings.BROKER_URL, env)
-  if (given === undefined) return []
-  if (/^rediss?(\+\w+)?:/.test(given)) return [await askRedis('broker', given)]
-  return await Promise.all(parseBrokerUrl(given).nodes.map(checkListener))
-}
-
-async function checkListener({ host, port }: { host: string; port: number }): Promise<Finding> {
+  const url = settingOf('BROKER_URL', brokerSettings.BROKER_URL, env)
+  if (url === undefined) return []
   const about = 'broker'
-  const socket = connect({ host, port })
+  const { kind, nodes } = parseBrokerUrl(url)
+  if (kind === 'redis') return [await askRedis(about, url)]
+  const where = nodes.map(({ host, port }) => `${host}:${port}`).join(',')
   try {
-    await once(socket, 'connect', { signal: AbortSignal.timeout(connectMs) })
-    return { about, good: true, says: `${host}:${port} answers` }
+    await (kind === 'nats' ? askNats : askRabbit)(url, connectMs)
+    return [{ about, good: true, says: `${where} answers` }]
   } catch (error) {
-    return { about, good: false, says: `${host}:${port} ${messageOf(error)}` }
-  } finally {
-    socket.destroy()
+    return [{ about, good: false, says: `${where} ${messageOf(error)}` }]
   }
 }
 

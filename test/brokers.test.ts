@@ -15,6 +15,7 @@ import type { Publisher, Verdict } from '../domain/broker.ts'
 import type { CloudEvent } from '../domain/events.ts'
 import { openStream } from '../redis/stream.ts'
 import { createLog } from '../workers/log.ts'
+import { askNats } from '../workers/nats.ts'
 import type { PublisherOptions } from '../workers/outbox/brokers.ts'
 import { openPublisher as openNats } from '../workers/outbox/nats.ts'
 import { openPublisher as openRedisStream } from '../workers/outbox/redisStream.ts'
@@ -325,6 +326,8 @@ test('NATS: a wider stream is used, and what the user may not send is refused by
   await manager.streams.add({ name: 'flotilla_events', subjects: ['flotilla.>'] })
   await connection.close()
   const url = own.url.replace('//', '//u:hunter22@')
+  await askNats(url, 10_000)
+  await assert.rejects(askNats(own.url, 10_000), /refuses the user name or the password/)
   const publisher = openNats({ url, log, sizeMax: 1e6, mayGoUnheard: () => false })
   await until(() => publisher.away() === undefined)
   const send = (type: string) =>

@@ -262,6 +262,18 @@ test('fleet check: exit 1 names what cannot be reached', async () => {
   assert.doesNotMatch(text, /hidden/)
 })
 
+test('fleet check: production has no embedded Postgres, and every fault is told at once', async () => {
+  const { code, text } = await run(
+    'fleet check',
+    environment(join(base, 'check-production'), { NODE_ENV: 'production', HTTP_PORT: 'x' }),
+  )
+  assert.equal(code, 1)
+  assert.match(text, /FAIL {2}settings {2}DATABASE_URL is not set$/m)
+  assert.match(text, /FAIL {2}settings {2}QUEUE_TOKEN_SECRET is not set \(waitingroom\)/)
+  assert.match(text, /FAIL {2}settings {2}AUTH_MODE mock is refused when NODE_ENV is production/)
+  assert.match(text, /FAIL {2}postgres {2}DATABASE_URL is not set: the embedded one is refused/)
+})
+
 test('fleet check: asks the broker that a file names, whatever its kind', async () => {
   const file = join(base, 'broker')
   const said = async (url: string) => {

@@ -11,7 +11,7 @@ import { retryFailed } from '../db/redrive.ts'
 import { transaction } from '../db/transaction.ts'
 import { putUser } from '../db/users.ts'
 import type { CloudEvent } from '../domain/events.ts'
-import { exchange } from '../workers/amqp.ts'
+import { askRabbit, exchange } from '../workers/amqp.ts'
 import { openConsumer } from '../workers/inbox/rabbitmq.ts'
 import { createLog } from '../workers/log.ts'
 import { openPublisher } from '../workers/outbox/rabbitmq.ts'
@@ -290,6 +290,15 @@ describe('over RabbitMQ', { skip: withoutRabbit() }, () => {
       await relay.pass()
       return (await asides()).length === 0 && taken.length === 120
     })
+  })
+
+  test('fleet check names a wrong password and a virtual host that is not there', async () => {
+    await askRabbit(rabbit.url, 10_000)
+    const wrong = new URL(rabbit.url)
+    wrong.password = 'hidden'
+    await assert.rejects(askRabbit(wrong.href, 10_000), /refuses the user name or the password/)
+    const nowhere = new URL('/nowhere', rabbit.url)
+    await assert.rejects(askRabbit(nowhere.href, 10_000), /there is no such virtual host/)
   })
 
   test('an event the user may not send waits with its type, and the others flow', async () => {

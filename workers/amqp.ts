@@ -83,6 +83,17 @@ function withHeartbeat(url: string): string {
   return changed.href
 }
 
+/** Lets itself in, and goes. @throws Error that says what people can do about it */
+export async function askRabbit(url: string, timeoutMs: number): Promise<void> {
+  try {
+    const connection = await connect(url, { timeout: timeoutMs })
+    connection.on('error', () => {})
+    await connection.close()
+  } catch (error) {
+    throw new Error(explain(error as Error), { cause: error })
+  }
+}
+
 /** What people can do about it. */
 function explain(error: Error & { code?: unknown }): string {
   const said = error.message || String(error.code)

@@ -64,6 +64,19 @@ export function keepNats(options: NatsOptions): KeptNats {
   return { ...kept, reset: (why) => breakUp?.(new Error(why)) }
 }
 
+/** Lets itself in, asks for JetStream, and goes. @throws Error that says what people can do about it */
+export async function askNats(url: string, timeoutMs: number): Promise<void> {
+  let connection: NatsConnection | undefined
+  try {
+    connection = await connect({ ...addressed(url), timeout: timeoutMs })
+    await jetstreamManager(connection, { timeout: timeoutMs })
+  } catch (error) {
+    throw new Error(explain(error as Error), { cause: error })
+  } finally {
+    await connection?.close().catch(() => {})
+  }
+}
+
 function addressed(url: string) {
   const { protocol, host, username, password } = new URL(url)
   const user = decodeURIComponent(username)
