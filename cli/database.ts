@@ -2,6 +2,7 @@
 
 import { findEmbedded } from '../db/embedded.ts'
 import { type Database, openDatabase } from '../db/open.ts'
+import { isConnectionLost } from '../db/transaction.ts'
 import { commonSettings, type Environment, readConfig } from '../workers/config.ts'
 import { dataDirOf, Exit } from './program.ts'
 
@@ -36,14 +37,29 @@ export function withoutPassword(url: string): string {
   return `${username}@${host}${pathname}`
 }
 
+/** What an operator reads when it is away: which one was meant, and what names it. @throws Exit */
+export async function reaching<T>(url: string, work: () => Promise<T>): Promise<T> {
+  try {
+    return await work()
+  } catch (error) {
+    if (!isConnectionLost(error)) throw error
+    const { message } = error as Error
+    throw new Exit(
+      'failed',
+      `Postgres at ${withoutPassword(url)} does not answer (${message}): is it there, and does DATABASE_URL name it?`,
+    )
+  }
+}
+
 /** For a command that needs it: opened, handed over, closed. One connection: an operator is no load. */
 export async function withDatabase<T>(
   env: Environment,
   use: (database: Database) => Promise<T>,
 ): Promise<T> {
-  const database = openDatabase({ url: await runningDatabase(env), name: 'jobs', poolMax: 1 })
+  const url = await runningDatabase(env)
+  const database = openDatabase({ url, name: 'jobs', poolMax: 1 })
   try {
-    return await use(database)
+    return await reaching(url, () => use(database))
   } finally {
     await database.close()
   }

@@ -48,7 +48,9 @@ This page is written by \`node cli/exportSettings.ts\` from the \`config.ts\` of
 `
 
 /** Within a cell of a table. */
-const cell = (text: string): string => text.replaceAll('|', '\\|').replaceAll('<', '&lt;')
+/** `<` is one in code, and would begin a tag elsewhere. */
+const cell = (text: string): string =>
+  text.replaceAll('|', '\\|').replace(/`[^`]*`|</g, (part) => (part === '<' ? '&lt;' : part))
 
 function row({ name, setting, by, docs }: ListedSetting): string {
   const { fallback, required, generated, secret } = setting

@@ -1,7 +1,7 @@
 // fleet migrate: brings the database to the schema of this code.
 
 import { migrate as migrateDatabase } from '../db/migrate.ts'
-import { givenDirectly, runningDatabase, withoutPassword } from './database.ts'
+import { givenDirectly, reaching, runningDatabase, withoutPassword } from './database.ts'
 import type { Command } from './program.ts'
 
 export const migrate: Command = (context) => ({
@@ -9,7 +9,7 @@ export const migrate: Command = (context) => ({
   describe: 'bring the database to the schema of this code',
   handler: async () => {
     const url = givenDirectly(context.env) ?? (await runningDatabase(context.env))
-    const applied = await migrateDatabase({ url, onStep: context.say })
+    const applied = await reaching(url, () => migrateDatabase({ url, onStep: context.say }))
     const did = applied.length === 0 ? 'was current already' : 'is current now'
     context.say(`${withoutPassword(url)} ${did}`)
   },

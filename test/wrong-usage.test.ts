@@ -157,3 +157,16 @@ test('the other commands of fleet refuse what they do not know', async () => {
   }
   await refused('fleet', 'bench nope', /there is no bench "nope"; known: /)
 })
+
+test('a database that is away is named, without its password, with what names it', async () => {
+  for (const [program, words] of [
+    ['jobs', 'stats'],
+    ['fleet', 'migrate'],
+  ] as const) {
+    const { context, err } = contextOf(program, words)
+    const env = { DATABASE_URL: 'postgres://me:hidden@127.0.0.1:1/none' }
+    assert.equal(await execute(program, { ...context, env }), 1)
+    assert.match(err.join(), /Postgres at me@127\.0\.0\.1:1\/none does not answer .*DATABASE_URL/)
+    assert.doesNotMatch(err.join(), /hidden/)
+  }
+})
