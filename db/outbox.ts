@@ -126,6 +126,23 @@ async function takeEvents(tx: Tx, perSlotMax: number): Promise<Row[]> {
   return rows
 }
 
+/** Whether events wait that nobody relays now: behind an older transaction that still writes, or in another's hands. */
+export async function eventsWait(db: Db): Promise<boolean> {
+  return await transaction(
+    db,
+    async (tx) => {
+      await readByKey(tx)
+      const { rows } = await sql<{ waits: boolean }>`
+        select exists (
+          select from outbox_cursors c where ${isFree} and exists (
+            select from outbox o where o.slot = c.slot and (o.txid, o.id) > (c.txid, c.id))
+        ) as waits`.execute(tx)
+      return rows[0]?.waits ?? false
+    },
+    readCommitted,
+  )
+}
+
 /** Rows come in the order of their slots: the last of a slot is where its cursor goes. */
 async function moveCursors(tx: Tx, rows: Row[]): Promise<void> {
   const last = new Map<number, { txid: string; id: string; count: number }>()

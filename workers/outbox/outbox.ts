@@ -2,7 +2,7 @@
 // in one transaction (kind a). Any number of relays may run; each slot, and so each aggregate, is read by one at a time.
 // A second, slow pass deletes what was relayed long ago.
 
-import { pruneOutbox, relayEvents } from '../../db/outbox.ts'
+import { eventsWait, pruneOutbox, relayEvents } from '../../db/outbox.ts'
 import type { Db, Tx } from '../../db/schema.ts'
 import type { DatabaseBroker } from '../../domain/broker.ts'
 import type { Pass } from '../loop.ts'
@@ -14,13 +14,19 @@ export type RelayOptions = {
   onRelayed?(count: number): void
 }
 
+/** Between two looks for what waits behind somebody's transaction: it may be a long one. */
+const lookMs = { first: 10, most: 160 }
+
 export function relayPass({ db, broker, batchMax, onRelayed }: RelayOptions): Pass {
+  let waitMs = 0
   return async (_signal, handledMax) => {
     const publish = (tx: Tx, events: Parameters<typeof broker.publish>[1]) =>
       broker.publish(tx, events)
     const relayed = await relayEvents(db, publish, Math.min(batchMax, handledMax))
     onRelayed?.(relayed)
-    return relayed
+    const waits = relayed === 0 && (await eventsWait(db))
+    waitMs = waits ? Math.min(Math.max(lookMs.first, 2 * waitMs), lookMs.most) : 0
+    return waits ? { waitMs } : relayed
   }
 }
 
