@@ -6,6 +6,7 @@ import { eventsWait, pruneOutbox, relayEvents } from '../../db/outbox.ts'
 import type { Db, Tx } from '../../db/schema.ts'
 import type { DatabaseBroker } from '../../domain/broker.ts'
 import type { Pass } from '../loop.ts'
+import { nextLookMs } from './horizon.ts'
 
 export type RelayOptions = {
   db: Db
@@ -13,9 +14,6 @@ export type RelayOptions = {
   batchMax: number
   onRelayed?(count: number): void
 }
-
-/** Between two looks for what waits behind somebody's transaction: it may be a long one. */
-const lookMs = { first: 10, most: 160 }
 
 export function relayPass({ db, broker, batchMax, onRelayed }: RelayOptions): Pass {
   let waitMs = 0
@@ -25,7 +23,7 @@ export function relayPass({ db, broker, batchMax, onRelayed }: RelayOptions): Pa
     const relayed = await relayEvents(db, publish, Math.min(batchMax, handledMax))
     onRelayed?.(relayed)
     const waits = relayed === 0 && (await eventsWait(db))
-    waitMs = waits ? Math.min(Math.max(lookMs.first, 2 * waitMs), lookMs.most) : 0
+    waitMs = nextLookMs(waits, waitMs)
     return waits ? { waitMs } : relayed
   }
 }

@@ -11,6 +11,7 @@ import type { Publisher, Verdict } from '../../domain/broker.ts'
 import type { Pass } from '../loop.ts'
 import type { Worker } from '../worker.ts'
 import { createAsides } from './aside.ts'
+import { nextLookMs } from './horizon.ts'
 import { createLeases } from './leases.ts'
 import type { RelayMetrics } from './metrics.ts'
 import { createSlots, type Entry, moveOf, toAside, toOutgoing } from './slots.ts'
@@ -28,8 +29,8 @@ const passMs = 500
 /** Events that were taken wait so long for others, to be settled together; so many do not wait. */
 const settleMs = 20
 const settleMax = 1000
-/** When to look again: while an older transaction keeps events from being read, and while others are on their way. */
-const lookMs = { horizon: 10, horizonMax: 160, busy: 50 }
+/** When to look again: at the soonest, and while others are on their way. */
+const lookMs = { least: 10, busy: 50 }
 /** A relay that does not reach its broker for so long leaves its slots to others that may. */
 const awayMs = 5000
 /** Bytes of events in memory; one of each slot there may be above them. */
@@ -112,8 +113,7 @@ export function remoteRelayPass(options: RelayOptions): Pass {
       return
     }
     waitsForHorizon = await waitsInSlots(db, at)
-    const { horizon, horizonMax } = lookMs
-    horizonMs = waitsForHorizon ? Math.min(Math.max(horizon, 2 * horizonMs), horizonMax) : 0
+    horizonMs = nextLookMs(waitsForHorizon, horizonMs)
     lookAt = performance.now() + (waitsForHorizon ? horizonMs : lookMs.busy)
   }
 
@@ -228,7 +228,7 @@ export function remoteRelayPass(options: RelayOptions): Pass {
         startWork()
         const result = outcome(until)
         if (result !== undefined) return report() || result
-        const timer = setTimeout(change, lookMs.horizon)
+        const timer = setTimeout(change, lookMs.least)
         await next
         clearTimeout(timer)
       }
